@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal -q $(PYTEST_ARGS)
 # processes import the same ones. So pip need not compile those that nobody imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-slow test-experiments test-all \
+.PHONY: demo quick test test-optimized test-slow test-experiments test-all \
 	test-thorough check speed notebooks docs release-check \
 	clean
 
@@ -28,7 +28,12 @@ test: $(VENV)/test
 	$(PYTEST) -m "not slow and not thorough" --ignore=tests/experiments \
 		--deselect=docs/recipes/
 
-# Slow tests, and the guarantees of numbers once more, on code that XLA has optimized.
+# Of these the guarantees of numbers once more, on code that XLA has optimized.
+test-optimized: $(VENV)/test
+	DPADAMBC_OPTIMIZED_TESTS=1 $(PYTEST) -m "optimized and not slow and not thorough" \
+		--ignore=tests/experiments
+
+# Slow tests, and all guarantees of numbers on optimized code.
 test-slow: $(VENV)/test
 	$(PYTEST) docs/recipes/*.md
 	$(PYTEST) -m "slow and not optimized and not thorough" --ignore=tests/experiments

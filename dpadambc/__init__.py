@@ -12,26 +12,26 @@ from dpadambc import accounting as accounting
 from dpadambc import clipping as clipping
 from dpadambc import diagnostics as diagnostics
 from dpadambc import training as training
+from dpadambc.clipping.clips import clip_per_example as clip_per_example
+from dpadambc.clipping.clips import clipped_grad as clipped_grad
 from dpadambc.clipping.explanation import Explanation as Explanation
 from dpadambc.clipping.explanation import explain as explain
+from dpadambc.clipping.sensitivity import sensitivity as sensitivity
 from dpadambc.clipping.vouched import as_clipped_sum as as_clipped_sum
 from dpadambc.clipping.vouched import as_per_example as as_per_example
 from dpadambc.core.clip import NeighboringRelation as NeighboringRelation
-from dpadambc.core.clip import clip_per_example as clip_per_example
-from dpadambc.core.clip import sensitivity as sensitivity
-from dpadambc.core.clipped_grad import clipped_grad as clipped_grad
 from dpadambc.core.clipped_sum import ClippedSum as ClippedSum
 from dpadambc.core.clipped_sum import materialize as materialize
 from dpadambc.core.gradient import PerExampleGradient as PerExampleGradient
 from dpadambc.core.gradient import per_example_norms as per_example_norms
-from dpadambc.core.mechanism import Mechanism as Mechanism
-from dpadambc.core.mechanism import PoissonGaussian as PoissonGaussian
 from dpadambc.core.noise import AddDPNoiseState as AddDPNoiseState
 from dpadambc.core.noise import add_dp_noise as add_dp_noise
 from dpadambc.core.per_example import per_example_grad as per_example_grad
 from dpadambc.core.privatize import privatize as privatize
 from dpadambc.core.sampling import Batch as Batch
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian as FixedSizeGaussian
+from dpadambc.mechanisms.mechanism import Mechanism as Mechanism
+from dpadambc.mechanisms.poisson import PoissonGaussian as PoissonGaussian
 from dpadambc.mechanisms.random_allocation import (
     RandomAllocationGaussian as RandomAllocationGaussian,
 )

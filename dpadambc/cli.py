@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import math
 import operator
 import re
 import sys
@@ -13,6 +12,8 @@ from typing import Any
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting, graphs
+from dpadambc.accounting.records import finite
+from dpadambc.clipping.plan import aligned
 from dpadambc.core.spending import class_name
 from dpadambc.training.statement import ASSUMPTIONS
 
@@ -100,11 +101,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True)
     plan = commands.add_parser("plan", help="the noise for several budgets")
     epsilon = commands.add_parser("epsilon", help="the epsilon that training spends")
-    calibrate = commands.add_parser(
-        "calibrate",
-        help="solve for the noise multiplier, iterations or sampling probability,"
-        " whichever is left out",
-    )
+    solves = "solve for the noise multiplier, iterations or sampling probability,"
+    solves += " whichever is left out"
+    calibrate = commands.add_parser("calibrate", help=solves)
     calibrate.add_argument("--epsilon", type=float, required=True, help="the target")
     add = plan.add_argument
     add("--epsilon", type=float, nargs="+", required=True, help="targets")
@@ -112,29 +111,19 @@ def _parser() -> argparse.ArgumentParser:
     add("--epochs", type=float, nargs="+", required=True, help="one number or several")
     add("--num-examples", type=_count, required=True, help="size of the data set")
     for command in (epsilon, calibrate):
-        add = command.add_argument
-        add(
-            "--mechanism",
-            choices=tuple(_MECHANISMS),
-            default="poisson",
-            help="how batches are drawn (default: poisson)",
-        )
+        add, how = command.add_argument, "how batches are drawn (default: poisson)"
+        add("--mechanism", choices=tuple(_MECHANISMS), default="poisson", help=how)
         for name, (kind, text) in _FIELDS.items():
             add(_option(name), type=kind, help=text)
         add("--clip-norm", type=float, default=1.0, help="default: 1")
+    relations = [relation.name.lower() for relation in NeighboringRelation]
+    differ = "how neighboring data sets differ (default: that of the mechanism)"
+    tightest = "default: the tightest that knows the sampling"
     for command in (plan, epsilon, calibrate):
         add = command.add_argument
         add("--delta", type=float, required=True, help="well below 1 / num_examples")
-        add(
-            "--relation",
-            choices=[relation.name.lower() for relation in NeighboringRelation],
-            help="how neighboring data sets differ (default: that of the mechanism)",
-        )
-        add(
-            "--accountant",
-            choices=("pld", "rdp"),
-            help="default: the tightest that knows the sampling",
-        )
+        add("--relation", choices=relations, help=differ)
+        add("--accountant", choices=("pld", "rdp"), help=tightest)
         add("--json", action="store_true", help="print JSON")
     return made
 
@@ -210,23 +199,20 @@ def _spent(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+# In the first line and the last of a report; the rest is its table.
+_STATED = "epsilon", "delta", "neighboring_relation", "accountant", "assumed"
+
+
 def _spent_as_text(numbers: dict[str, Any]) -> str:
-    numbers = dict(numbers)
-    epsilon, delta, relation, accountant = (
-        numbers.pop(name)
-        for name in ("epsilon", "delta", "neighboring_relation", "accountant")
-    )
-    assumed = numbers.pop("assumed")
-    width = max(map(len, numbers)) + 1
-    lines = [
-        f"epsilon = {epsilon:.4f} at delta = {delta:g} ({relation},"
-        f" {accountant.upper()})",
-        *(
-            f"  {name.replace('_', ' '):<{width}} {value}"
-            for name, value in numbers.items()
-        ),
-    ]
-    return "\n".join([*lines, *textwrap.wrap(assumed, 80)])
+    rows = dict(numbers)
+    first = (
+        "epsilon = {epsilon:.4f} at delta = {delta:g} ({neighboring_relation},"
+        f" {rows['accountant'].upper()})"
+    ).format(**rows)
+    *_, assumed = (rows.pop(name) for name in _STATED)
+    width = max(map(len, rows)) + 1
+    lines = [f"  {name.replace('_', ' '):<{width}} {x}" for name, x in rows.items()]
+    return "\n".join([first, *lines, *textwrap.wrap(assumed, 80)])
 
 
 # Of each column of a plan: its title, its format, and the attribute of a `PlannedRun`.
@@ -243,11 +229,8 @@ _COLUMNS = {
 
 def _plan(args: argparse.Namespace) -> dict[str, Any]:
     """The report of `plan`."""
-    from dpadambc.accounting import plan
-    from dpadambc.core.clip import NeighboringRelation
-
     relation = NeighboringRelation[(args.relation or "add_or_remove_one").upper()]
-    planned = plan(
+    planned = accounting.plan(
         target_epsilons=args.epsilon,
         target_delta=args.delta,
         batch_sizes=args.batch_size,
@@ -274,25 +257,14 @@ def _plan_as_text(numbers: dict[str, Any]) -> str:
     table = [[title for title, _, _ in _COLUMNS.values()]]
     for row in numbers["rows"]:
         table.append([shape.format(row[x]) for x, (_, shape, _) in _COLUMNS.items()])
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    justified = lambda cells: map(str.rjust, cells, widths)
     lines = [
         f"{numbers['num_examples']:,} examples, delta = {numbers['delta']:g}"
         f" ({numbers['neighboring_relation']}, {numbers['accountant'].upper()},"
         " Poisson sampling)",
-        *("  ".join(justified(cells)) for cells in table),
+        *aligned(table, num_left=0),
         "noise stddev: in the mean gradient, in units of the clip norm.",
     ]
     return "\n".join([*lines, *textwrap.wrap(_MECHANISMS["poisson"][1], 80)])
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(x) for key, x in value.items()}
-    if isinstance(value, list):
-        return [_finite(x) for x in value]
-    return "inf" if value == math.inf else value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -329,5 +301,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (TypeError, ValueError) as error:
         print(f"dpadambc: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(_finite(numbers), indent=2) if args.json else as_text(numbers))
+    print(json.dumps(finite(numbers), indent=2) if args.json else as_text(numbers))
     return 0

@@ -29,29 +29,21 @@ import jax
 import optax
 
 from dpadambc.clipping.rules import Automatic
-from dpadambc.core.mechanism import Mechanism, PoissonGaussian
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
+from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.transforms.adam import scale_by_adam
-from dpadambc.transforms.cast import cast_to_params
 from dpadambc.transforms.decay import add_decoupled_weight_decay
-from dpadambc.transforms.dtypes import check_decay, with_wide_state
+from dpadambc.transforms.dtypes import (
+    cast_to_params,
+    check_decay,
+    descent,
+    with_wide_state,
+)
 from dpadambc.transforms.moments import scale_by_adam_bc
 from dpadambc.transforms.rms import scale_by_rms_bc
 from dpadambc.transforms.second_moment import RelativeFloor
-
-__all__ = [
-    "Recipe",
-    "adam_bc",
-    "adamw_bc",
-    "dp_adam",
-    "dp_adam_bc",
-    "dp_adamw",
-    "dp_adamw_bc",
-    "dp_sgd",
-    "recipe",
-    "rms_bc",
-]
 
 Mask = Any | Callable[[optax.Params], Any]
 
@@ -128,6 +120,22 @@ def recipe(
     return Recipe(mechanism, optax.adam(learning_rate))
 
 
+def _scale_by_adam_bc(
+    noise_stddev: NoiseStddev, *adam: Any
+) -> optax.GradientTransformation:
+    """Makes the corrected Adam from its numbers, in the order of the signatures."""
+    b1, b2, variance_floor, correction, nesterov, mu_dtype = adam
+    return scale_by_adam_bc(
+        noise_stddev,
+        b1=b1,
+        b2=b2,
+        variance_floor=variance_floor,
+        correction=correction,
+        nesterov=nesterov,
+        mu_dtype=mu_dtype,
+    )
+
+
 def adam_bc(
     learning_rate: optax.ScalarOrSchedule,
     noise_stddev: NoiseStddev,
@@ -178,19 +186,8 @@ def adam_bc(
     References:
       Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
-    return optax.chain(
-        scale_by_adam_bc(
-            noise_stddev,
-            b1=b1,
-            b2=b2,
-            variance_floor=variance_floor,
-            correction=correction,
-            nesterov=nesterov,
-            mu_dtype=mu_dtype,
-        ),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
+    return descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam))
 
 
 def adamw_bc(
@@ -244,20 +241,9 @@ def adamw_bc(
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
     """
-    return optax.chain(
-        scale_by_adam_bc(
-            noise_stddev,
-            b1=b1,
-            b2=b2,
-            variance_floor=variance_floor,
-            correction=correction,
-            nesterov=nesterov,
-            mu_dtype=mu_dtype,
-        ),
-        add_decoupled_weight_decay(weight_decay, mask=mask),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
+    decay = add_decoupled_weight_decay(weight_decay, mask=mask)
+    return descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam), decay)
 
 
 def rms_bc(
@@ -303,16 +289,9 @@ def rms_bc(
     References:
       See `scale_by_rms_bc`.
     """
-    return optax.chain(
-        scale_by_rms_bc(
-            noise_stddev,
-            decay=decay,
-            variance_floor=variance_floor,
-            correction=correction,
-        ),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    floor: dict[str, Any] = dict(variance_floor=variance_floor, correction=correction)
+    rms = scale_by_rms_bc(noise_stddev, decay=decay, **floor)
+    return descent(learning_rate, rms)
 
 
 def dp_sgd(
@@ -420,12 +399,9 @@ def dp_adam(
       Li et al., `Large Language Models Can Be Strong Differentially Private Learners
       <https://arxiv.org/abs/2110.05679>`_, 2022
     """
-    return optax.chain(
-        privatize(mechanism, key=key),
-        scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    private = privatize(mechanism, key=key)
+    adam = scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype)
+    return descent(learning_rate, private, adam)
 
 
 def dp_adam_bc(
@@ -478,19 +454,10 @@ def dp_adam_bc(
     References:
       Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
-    return optax.chain(
-        privatize(mechanism, key=key),
-        adam_bc(
-            learning_rate,
-            mechanism,
-            b1=b1,
-            b2=b2,
-            variance_floor=variance_floor,
-            correction=correction,
-            nesterov=nesterov,
-            mu_dtype=mu_dtype,
-        ),
-    )
+    private = privatize(mechanism, key=key)
+    adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
+    optimizer = descent(learning_rate, _scale_by_adam_bc(mechanism, *adam))
+    return optax.chain(private, optimizer)
 
 
 def dp_adamw(
@@ -549,13 +516,10 @@ def dp_adamw(
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 1
     """
-    return optax.chain(
-        privatize(mechanism, key=key),
-        scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype),
-        add_decoupled_weight_decay(weight_decay, mask=mask),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    private = privatize(mechanism, key=key)
+    adam = scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype)
+    decay = add_decoupled_weight_decay(weight_decay, mask=mask)
+    return descent(learning_rate, private, adam, decay)
 
 
 def dp_adamw_bc(
@@ -613,18 +577,8 @@ def dp_adamw_bc(
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 2
     """
-    return optax.chain(
-        privatize(mechanism, key=key),
-        adamw_bc(
-            learning_rate,
-            mechanism,
-            b1=b1,
-            b2=b2,
-            variance_floor=variance_floor,
-            correction=correction,
-            nesterov=nesterov,
-            mu_dtype=mu_dtype,
-            weight_decay=weight_decay,
-            mask=mask,
-        ),
-    )
+    private = privatize(mechanism, key=key)
+    adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
+    decay = add_decoupled_weight_decay(weight_decay, mask=mask)
+    optimizer = descent(learning_rate, _scale_by_adam_bc(mechanism, *adam), decay)
+    return optax.chain(private, optimizer)

@@ -113,6 +113,7 @@ def test_a_delta_that_protects_no_one_is_refused(capsys):
         run(*arguments)
 
 
+@pytest.mark.slow
 def test_the_installed_module_runs():
     command = [sys.executable, "-m", "dpadambc", "epsilon", *NUMBERS, "--delta", "1e-5"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -64,6 +64,7 @@ def test_what_is_cited_and_what_is_imported_is_what_is_built():
     assert cited == PROJECT["version"] == dpadambc.__version__
 
 
+@pytest.mark.slow
 def test_a_source_tree_on_the_path_need_not_be_installed(tmp_path):
     tree, others = tmp_path / "tree", tmp_path / "others"
     shutil.copytree(ROOT / "dpadambc", tree / "dpadambc")

@@ -3,10 +3,11 @@
     python -m benchmarks.speed.compile [--repeats N] [--models NAME ...]
         [--cases NAME ...] [--width N] [--layers N] [--output FILE] ...
 
-The model is the decoder, unrolled and scanned, with and without `jax.checkpoint`. Each
-case is traced, lowered and compiled in a process of its own, without the persistent
-cache; the cases are interleaved, and a ratio is one within a repeat. It is CPU time,
-since XLA compiles on several threads.
+The models are the decoder, unrolled and scanned, with and without `jax.checkpoint`, and
+three small ones of fixed sizes. `fit, step` is what `training.fit` compiles: it draws a
+batch and leaves out its padding, too. Each case is traced, lowered and compiled in a
+process of its own, without the persistent cache; the cases are interleaved, and a ratio
+is one within a repeat. It is CPU time, since XLA compiles on several threads.
 """
 
 import argparse
@@ -21,9 +22,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from benchmarks.environment import environment
 from benchmarks.speed import contenders, models, run, table, timing
+from dpadambc import training
+from dpadambc.core.programs import Programs
 
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = pathlib.Path(__file__).with_name("compile.json")
@@ -39,7 +43,18 @@ SIZES: Mapping[str, int] = {
 
 _unrolled = functools.partial(models.decoder, scanned=False)
 
+
+def _fixed(make: Callable[[], models.Problem]) -> Callable[..., models.Problem]:
+    """A model whose sizes are not those of the decoder."""
+    return lambda **sizes: make()
+
+
 MODELS: Mapping[str, Callable[..., models.Problem]] = {
+    "MLP, 161 parameters": _fixed(lambda: models.mlp(64, sizes=(8, 16, 1))),
+    "CNN5": _fixed(lambda: models.cnn5(256)),
+    "transformer, 2 layers": _fixed(
+        lambda: models.transformer(64, width=128, layers=2, heads=4, length=32)
+    ),
     "unrolled": functools.partial(_unrolled, rematerialized=False),
     "unrolled, remat": functools.partial(_unrolled, rematerialized=True),
     "scan": functools.partial(models.decoder, rematerialized=False),
@@ -47,7 +62,8 @@ MODELS: Mapping[str, Callable[..., models.Problem]] = {
 }
 
 STEPS: Mapping[str, str] = {"adam, step": run.ADAM, "private, step": "private"}
-CASES = (*contenders.CONTENDERS, *STEPS)
+OF_FIT = "fit, step"
+CASES = (*contenders.CONTENDERS, *STEPS, OF_FIT)
 
 Seconds = dict[str, float]  # by stage
 Measure = Callable[[str, str], Seconds]  # of a model and a case
@@ -55,15 +71,36 @@ Measure = Callable[[str, str], Seconds]  # of a model and a case
 
 def baseline(case: str) -> str:
     """What a case is compared with."""
-    return "adam, step" if case in STEPS else contenders.BASELINE
+    return "adam, step" if case in (*STEPS, OF_FIT) else contenders.BASELINE
 
 
 def _function(problem: models.Problem, case: str) -> tuple[Callable[..., Any], Any]:
     """What is compiled, and its arguments."""
     if case in STEPS:
         return run.step_cases(problem)[STEPS[case]]
+    if case == OF_FIT:
+        return fit_step(problem)
     args = (problem.params, *problem.batch)
     return contenders.CONTENDERS[case](problem), args
+
+
+def fit_step(problem: models.Problem) -> tuple[Callable[..., Any], Any]:
+    """The step of `training.fit` on a data set of a hundred batches, and its shapes."""
+    mechanism = run.mechanism(problem.batch_size)
+    step = training.Step(
+        problem.loss_fn, mechanism, optax.adam(1e-3), skip_padding=True
+    )
+    num_examples = round(problem.batch_size / mechanism.sampling_prob)
+    programs = Programs(step, num_examples)
+    rows = lambda x: jax.ShapeDtypeStruct((num_examples, *x.shape[1:]), x.dtype)
+
+    def one(state, data):
+        batch = programs.draw(state)
+        return step(state, batch.gather(data), batch.is_padding_example)
+
+    init = functools.partial(step.init, key=jax.random.key(0))
+    state = jax.eval_shape(init, problem.params)
+    return one, (state, jax.tree.map(rows, tuple(problem.batch)))
 
 
 def stages(fun: Callable[..., Any], args: Sequence[Any]) -> Seconds:
@@ -124,9 +161,13 @@ def measure(
             seconds[name].append({case: measure_one(name, case) for case in cases})
         print(f"repeat {i + 1} of {repeats}: done", file=sys.stderr)
     return {
-        name: {"model": f"decoder, {name}", "cases": summarize(seconds[name])}
+        name: {"model": _title(name), "cases": summarize(seconds[name])}
         for name in names
     }
+
+
+def _title(name: str) -> str:
+    return f"decoder, {name}" if name.startswith(("scan", "unrolled")) else name
 
 
 def _option(size: str) -> str:

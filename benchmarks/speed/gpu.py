@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.speed import contenders, models, run, timing
-from dpadambc.core import memory
+from dpadambc.clipping import memory
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 PEERS = RESULTS.with_name("gpu_peers.jsonl")  # until they are measured here

@@ -24,7 +24,7 @@ from benchmarks.speed.models import Problem
 RESULTS = pathlib.Path(__file__).with_name("largest.json")
 FACTOR = 1.25
 MOST = 63  # the exponent: a batch of 1.3 million
-ALL = {**sizes.GPU, **sizes.CPU}
+ALL = sizes.by_name()
 MODELS = ("transformer-64", "decoder-64", "mlp-256")
 PLANNED = "dpadambc, planned"
 CONTENDERS = (*contenders.CONTENDERS, PLANNED)

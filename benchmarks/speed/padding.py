@@ -30,7 +30,7 @@ from benchmarks.environment import environment
 from benchmarks.speed import models
 from benchmarks.speed.models import Problem
 from dpadambc import training
-from dpadambc.core.fit import with_microbatches
+from dpadambc.training.microbatches import with_microbatches
 
 RESULTS = pathlib.Path(__file__).with_suffix(".jsonl")
 SAMPLING_PROB = 0.01

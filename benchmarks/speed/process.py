@@ -45,12 +45,11 @@ def in_new_process(model: str, contender: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("model", choices=sorted({*sizes.CPU, *sizes.GPU}))
+    parser.add_argument("model", choices=sorted(sizes.by_name()))
     parser.add_argument("contender", choices=contenders.ALL)
     parser.add_argument("--gpu-sizes", action="store_true")
     args = parser.parse_args()
-    problems = sizes.GPU if args.gpu_sizes else sizes.CPU
-    call(problems[args.model](), args.contender)
+    call(sizes.by_name(args.gpu_sizes)[args.model](), args.contender)
     print(f"{peak_megabytes():.1f}")
 
 

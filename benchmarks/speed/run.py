@@ -192,20 +192,21 @@ def describe() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=60)
-    names = sorted({*sizes.CPU, *sizes.GPU})
+    names = sorted(sizes.by_name())
     parser.add_argument("--models", nargs="+", choices=names, help="all by default")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     parser.add_argument("--memory-limit", type=float, default=12, help="in GiB")
     parser.add_argument("--gpu-sizes", action="store_true")
     parser.add_argument("--no-processes", action="store_true", help="see process.py")
     args = parser.parse_args()
-    problems = sizes.GPU if args.gpu_sizes else sizes.CPU
+    defaults = sizes.GPU if args.gpu_sizes else sizes.CPU
+    problems = sizes.by_name(args.gpu_sizes)
     order = dict.fromkeys([*sizes.CPU, *sizes.GPU])
     # What is measured again replaces what was recorded.
     results: dict[str, Any] = {"models": {}}
     if args.output.exists():
         results = json.loads(args.output.read_text())
-    for name in args.models or problems:
+    for name in args.models or defaults:
         row = measure_model(problems[name](), args.rounds, args.memory_limit * 2**30)
         on_cpu = jax.default_backend() == "cpu" and not args.gpu_sizes
         if on_cpu and not args.no_processes:

@@ -27,6 +27,7 @@ CPU: Sizes = {
     "cnn5-256": functools.partial(models.cnn5, 256),
     "resnet18-16": functools.partial(models.resnet18, 16),
     "unet-16": functools.partial(models.unet, 16),
+    "mixer-16": functools.partial(models.mixer, 16),
     "gcn": models.gcn,
     "lstm-64": models.lstm,
 }
@@ -45,3 +46,8 @@ GPU: Sizes = {
     "gcn": functools.partial(models.gcn, 10_000),
     "lstm-1024": functools.partial(models.lstm, 1024),
 }
+
+
+def by_name(of_gpu: bool = False) -> Sizes:
+    """Returns the problems of both tables; of one in both, that of a GPU if asked."""
+    return {**CPU, **GPU} if of_gpu else {**GPU, **CPU}

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import dp_accounting
 from dp_accounting import NeighboringRelation
 
+from dpadambc.accounting.calibrate import solved
 from dpadambc.core.accounting import PLD, Accountant, check_accountant, check_delta
-from dpadambc.core.calibrate import solved
 
 
 def epsilon(

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpadambc.core.accounting import Accountant
 from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.mechanism import PoissonGaussian
+from dpadambc.mechanisms.poisson import PoissonGaussian
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,19 @@
 """The spending of several runs, as JSON can hold it."""
 
+import importlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from dpadambc.core import validate
 from dpadambc.core.clip import NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import Run, Spending, class_name, public_numbers
+from dpadambc.mechanisms.mechanism import Mechanism
 
 _KIND, _STEPS, _LEVELS, _PARTS = "mechanism", "steps", "noise_multiplier", "parts"
 _RELATION, _RULE = "neighboring_relation", "clip_rule"
+# They have mechanisms too, and few processes need them.
+_FOLDERS = "dpadambc.contrib", "dpadambc.graphs"
 
 
 def spending_to_json(spending: Spending) -> list[dict[str, Any]]:
@@ -47,6 +51,16 @@ def spending_to_json(spending: Spending) -> list[dict[str, Any]]:
     return [of_run(run) for run in spending.runs]
 
 
+def finite(value: Any) -> Any:
+    """The same with text in place of infinity and NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(x) for key, x in value.items()}
+    if isinstance(value, tuple | list):
+        return [finite(x) for x in value]
+    is_finite = not isinstance(value, float) or math.isfinite(value)
+    return value if is_finite else str(value)
+
+
 def _kinds(kind: type[Mechanism] = Mechanism) -> Iterator[type[Mechanism]]:
     """All mechanisms that there are in this process."""
     for below in kind.__subclasses__():
@@ -67,6 +81,9 @@ def _run(found: dict[str, Any]) -> Run:
             f"Expected the steps of noise_multiplier to add up to {found[_STEPS]}, got"
             f" {levels}."
         )
+    module, _, _ = found[_KIND].rpartition(".")
+    if module in _FOLDERS:
+        importlib.import_module(module)
     known = {class_name(kind): kind for kind in _kinds()}
     if found[_KIND] not in known:
         raise ValueError(

@@ -75,15 +75,9 @@ from dpadambc.accounting.trials import (
     TruncatedNegativeBinomial,
 )
 from dpadambc.core import validate
-from dpadambc.core.accounting import (
-    PLD,
-    RDP,
-    Accountant,
-    check_delta,
-    rounding_of,
-)
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.accounting import PLD, RDP, Accountant, check_delta, rounding_of
 from dpadambc.mechanisms.checks import check_mechanism
+from dpadambc.mechanisms.mechanism import Mechanism
 
 MechanismT = TypeVar("MechanismT", bound=Mechanism)
 Bound = Literal["profile", "renyi", "composition"]

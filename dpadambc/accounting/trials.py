@@ -42,14 +42,27 @@ class Trials(abc.ABC):
         """Draws a number of trials; it is secret, and so is the generator's seed."""
 
 
-def _check_mean(mean: float) -> None:
-    validate.non_negative(mean=mean)
-    if mean < 1:
-        raise ValueError(f"Expected a mean of at least one trial, got mean={mean}.")
+@dataclasses.dataclass(frozen=True)
+class _OfMean(Trials):
+    """A distribution that is made from its mean."""
+
+    mean: float
+
+    def __post_init__(self):
+        validate.non_negative(mean=self.mean)
+        if self.mean < 1:
+            raise ValueError(
+                f"Expected a mean of at least one trial, got mean={self.mean}."
+            )
+
+    @property
+    def expected(self) -> float:
+        """The expected number of trials."""
+        return float(self.mean)
 
 
 @dataclasses.dataclass(frozen=True)
-class TruncatedNegativeBinomial(Trials):
+class TruncatedNegativeBinomial(_OfMean):
     r"""At least one trial, from concentrated (large shapes) to heavy-tailed ones.
 
     .. math:: P(K = k) = \frac{(1 - \gamma)^k}{\gamma^{-\eta} - 1}
@@ -79,17 +92,11 @@ class TruncatedNegativeBinomial(Trials):
       <https://arxiv.org/abs/2110.03620>`_, 2021, Definition 1
     """
 
-    mean: float
     shape: float
 
     def __post_init__(self):
-        _check_mean(self.mean)
+        super().__post_init__()
         validate.non_negative(shape=self.shape)
-
-    @property
-    def expected(self) -> float:
-        """The expected number of trials."""
-        return float(self.mean)
 
     @functools.cached_property
     def gamma(self) -> float:
@@ -170,7 +177,7 @@ class Geometric(TruncatedNegativeBinomial):
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson(Trials):
+class Poisson(_OfMean):
     """About as many trials as expected; perhaps none, and then nothing is returned.
 
     Args:
@@ -189,16 +196,6 @@ class Poisson(Trials):
       Papernot and Steinke, `Hyperparameter Tuning with Renyi Differential Privacy
       <https://arxiv.org/abs/2110.03620>`_, 2021, Theorem 6
     """
-
-    mean: float
-
-    def __post_init__(self):
-        _check_mean(self.mean)
-
-    @property
-    def expected(self) -> float:
-        """The expected number of trials."""
-        return float(self.mean)
 
     def pmf(self, number: np.ndarray | int) -> np.ndarray:
         """The probability of each of these numbers of trials."""

@@ -20,4 +20,4 @@ from dpadambc.audit.report import Report as Report
 from dpadambc.audit.report import run as run
 from dpadambc.audit.sampling import sampling as sampling
 from dpadambc.audit.sensitivity import sensitivity as sensitivity
-from dpadambc.audit.state import state as state
+from dpadambc.audit.whole_step import state as state

@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -29,18 +28,10 @@ class Batches:
         self.num_examples = num_examples
         self.identical, self.compared = _identical(runs, num_examples)
         self.runs = [run[:_MOST_BATCHES] for run in runs]
+        self.each = list(itertools.chain(*self.runs))
         self.steps = min(map(len, self.runs))
         self.sizes = [np.array([len(b) for b in run]) for run in self.runs]
-
-    @property
-    def each(self) -> list[np.ndarray]:
-        """The batches of all runs."""
-        return list(itertools.chain(*self.runs))
-
-    @property
-    def all_sizes(self) -> np.ndarray:
-        """The sizes of the batches of all runs."""
-        return np.concatenate(self.sizes)
+        self.all_sizes = np.concatenate(self.sizes)
 
     @functools.cached_property
     def matrices(self) -> list[Any]:
@@ -107,10 +98,9 @@ def _exact(name: str, count: int, sentence: str) -> Finding:
 
 def duplicates(drawn: Batches) -> Finding:
     """Whether a batch has an example twice, or an index beyond the data."""
-    bad = sum(
-        len(batch) - len(np.unique(batch)) + int(np.sum(batch >= drawn.num_examples))
-        for batch in drawn.each
-    )
+    twice = lambda batch: len(batch) - len(np.unique(batch))
+    beyond = lambda batch: int(np.sum(batch >= drawn.num_examples))
+    bad = sum(twice(batch) + beyond(batch) for batch in drawn.each)
     sentence = f"{bad} indices are in a batch twice, or beyond the data."
     return _exact("duplicates", bad, sentence)
 
@@ -204,11 +194,9 @@ def _most_often(drawn: Batches) -> Finding:
     return within("sampling of one example", surprise, bound, sentence, fails_if)
 
 
-def _overlap(
-    drawn: Batches, overlaps: np.ndarray, one: np.ndarray, two: np.ndarray
-) -> np.ndarray:
+def _overlap(n: int, overlaps: Any, one: Any, two: Any) -> np.ndarray:
     """The overlaps of pairs of batches: their sum, its mean and variance by chance."""
-    n, mean = drawn.num_examples, one * two / drawn.num_examples
+    mean = one * two / n
     variance = mean * (n - one) * (n - two) / (n * max(n - 1, 1))
     return np.array([float(np.sum(x)) for x in (overlaps, mean, variance)])
 
@@ -224,12 +212,12 @@ def _independence(drawn: Batches) -> Finding:
             for p, s in zip(products, sizes, strict=True)
         ]
         columns = map(np.concatenate, zip(*pairs, strict=True))
-        lags[f"steps at lag {lag}"] = _overlap(drawn, *columns)
+        lags[f"steps at lag {lag}"] = _overlap(drawn.num_examples, *columns)
     runs: dict[str, np.ndarray] = {}
     for i, k in itertools.combinations(range(len(matrices)), 2):
         both = matrices[i][:steps].multiply(matrices[k][:steps]).sum(axis=1)
         pair = np.asarray(both).ravel(), sizes[i][:steps], sizes[k][:steps]
-        runs[f"runs {i} and {k}"] = _overlap(drawn, *pair)
+        runs[f"runs {i} and {k}"] = _overlap(drawn.num_examples, *pair)
     varies = lambda sums: {name: x for name, x in sums.items() if x[2]}
     lags, sums = varies(lags), varies(lags) | varies(runs)
     if lags:  # each of them may be too little to see
@@ -238,9 +226,8 @@ def _independence(drawn: Batches) -> Finding:
         return not_tested("sampling independence", "all batches are the whole data.")
     scores = {name: statistics.score_of_count(*x) for name, x in sums.items()}
     name, worst = max(scores.items(), key=lambda pair: abs(pair[1]))
-    bound, power = (
-        f(len(scores)) for f in (statistics.normal_bound, statistics.detected)
-    )
+    bound = statistics.normal_bound(len(scores))
+    power = statistics.detected(len(scores))
     sentence = (
         f"Batches of {name} share {'more' if worst > 0 else 'fewer'} examples than by"
         f" chance: {abs(worst):.2g} standard errors ({len(scores)} comparisons)."
@@ -307,27 +294,16 @@ def cycles(drawn: Batches, mechanism: BandedGaussian) -> list[Finding]:
     turns, pairs = turns * drawn.num_examples, pairs * drawn.num_examples
     # The covariance of pairs that share a turn is prob^3 (1 - prob), twice each.
     variance = pairs * prob**2 * (1 - prob) * (1 + prob + 2 * prob)
+    sentence = (
+        f"{wrong} examples are in steps that are not a multiple of {parts} apart, so"
+        " that their contributions overlap."
+    )
+    of_rate = count, turns * prob, turns * prob * (1 - prob)
+    in_a_row = "number of examples that are in two turns of their part in a row"
     return [
-        _exact(
-            "turns",
-            wrong,
-            f"{wrong} examples are in steps that are not a multiple of {parts} apart,"
-            " so that their contributions overlap.",
-        ),
-        _by_chance(
-            "rate",
-            "number of participations in whole cycles",
-            count,
-            turns * prob,
-            turns * prob * (1 - prob),
-        ),
-        _by_chance(
-            "independence",
-            "number of examples that are in two turns of their part in a row",
-            both,
-            pairs * prob**2,
-            variance,
-        ),
+        _exact("turns", wrong, sentence),
+        _by_chance("rate", "number of participations in whole cycles", *of_rate),
+        _by_chance("independence", in_a_row, both, pairs * prob**2, variance),
     ]
 
 
@@ -360,8 +336,8 @@ def _independent_epochs(drawn: Batches, length: int) -> Finding:
             pairs.append((np.asarray(both).ravel(), sizes[length:], sizes[:-length]))
     if not pairs:
         return not_tested("sampling independence", "a run is one epoch.")
-    columns: Iterable[Any] = map(np.concatenate, zip(*pairs, strict=True))
-    count, mean, variance = map(float, _overlap(drawn, *columns))
+    columns = map(np.concatenate, zip(*pairs, strict=True))
+    count, mean, variance = map(float, _overlap(drawn.num_examples, *columns))
     if not variance:
         return not_tested("sampling independence", "the batches are empty.")
     subject = "number of examples in the same batch of two epochs in turn"

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
+from dpadambc.mechanisms import names
 
 
 @names.explained
@@ -112,9 +113,8 @@ class GradientCanaries:
         def add(updates, state, params=None):
             return updates, optax.tree.add(state, updates)
 
-        of_sum = optax.GradientTransformation(
-            lambda params: optax.tree.zeros_like(params), add
-        )
+        zeros = lambda params: optax.tree.zeros_like(params)
+        of_sum = optax.GradientTransformation(zeros, add)
         return optax.chain(of_sum, optimizer)
 
     def scores(self, opt_state: Any) -> np.ndarray:

@@ -13,41 +13,29 @@ from dpadambc.audit import statistics
 from dpadambc.audit.finding import Finding, not_tested, within
 from dpadambc.audit.noise import MakeOptimizer, Update
 from dpadambc.audit.steps import NotTraceable, start
-from dpadambc.contrib import ScaleByAdafactorBCState, ScaleByAdemamixBCState
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import stddev_per_leaf
 from dpadambc.mechanisms.checks import check_mechanism
-from dpadambc.transforms.moments import ScaleByAdamBCState
-from dpadambc.transforms.rms import ScaleByRmsBCState
 
 _CHECK = "correction"
 _STEPS = 24
 _MOST_VALUES = 8_000_000
 _ROUNDING = 1e-3
-_STATES = (
-    ScaleByAdafactorBCState,
-    ScaleByAdamBCState,
-    ScaleByAdemamixBCState,
-    ScaleByRmsBCState,
-)
 
 
 def _corrections(opt_state: Any) -> list[Any]:
-    """The states of corrections in the state of an optimizer."""
-    is_one = lambda node: isinstance(node, _STATES)
-    return list(filter(is_one, jax.tree.leaves(opt_state, is_leaf=is_one)))
+    """The states of corrections in the state of an optimizer, with moments in them."""
+    is_one = lambda node: hasattr(node, "nu") and hasattr(node, "noise_variance")
+    found = filter(is_one, jax.tree.leaves(opt_state, is_leaf=is_one))
+    return [node for node in found if jax.tree.leaves(node.nu)]
 
 
-def _moments(opt_state: Any) -> list[tuple[jax.Array, jax.Array]]:
-    """The sum of second moments of each correction, and of the noise it subtracts."""
-    found = []
-    for node in _corrections(opt_state):
-        leaves = jax.tree.leaves(node.nu)
-        if leaves:
-            levels = jax.tree.leaves(stddev_per_leaf(node.noise_variance, node.nu))
-            noise = sum(v * nu.size for v, nu in zip(levels, leaves, strict=True))
-            found.append((sum(map(jnp.sum, leaves)), noise))
-    return found
+def _moments(node: Any) -> tuple[Any, Any]:
+    """The sum of second moments of a correction, and of the noise it subtracts."""
+    leaves = jax.tree.leaves(node.nu)
+    levels = jax.tree.leaves(stddev_per_leaf(node.noise_variance, node.nu))
+    noise = sum(v * nu.size for v, nu in zip(levels, leaves, strict=True))
+    return sum(map(jnp.sum, leaves)), noise
 
 
 def is_corrected(make_optimizer: MakeOptimizer, params: optax.Params) -> bool:
@@ -101,17 +89,17 @@ def correction(
     except NotTraceable as error:
         return not_tested(_CHECK, f"{error}")
     shapes = jax.eval_shape(update.init, jax.random.key(0))
-    leaves = [jax.tree.leaves(node.nu) for node in _corrections(shapes)]
-    size = sum(math.prod(x.shape) for nu in leaves for x in nu)
-    if not any(leaves):
+    if not (nodes := _corrections(shapes)):
         return not_tested(
             _CHECK, "no correction in the state, such as of scale_by_adam_bc."
         )
+    size = sum(x.size for node in nodes for x in jax.tree.leaves(node.nu))
 
     def one(key):
         advance = lambda state, _: (step(state, update.zero())[1], None)
         state = jax.tree.map(jnp.asarray, update.init(key))
-        return _moments(jax.lax.scan(advance, state, length=_STEPS)[0])
+        state, _ = jax.lax.scan(advance, state, length=_STEPS)
+        return list(map(_moments, _corrections(state)))
 
     runs = int(np.clip(_MOST_VALUES // max(1, size * _STEPS), 32, 2_048))
     keys = jax.random.split(jax.random.key(1_312_333), runs)

@@ -104,9 +104,8 @@ def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
     starts = [np.asarray(x, float).reshape(runs, -1) for x in starts]
     with np.errstate(invalid="ignore"):  # a state may begin with infinity
         starts = [x - x.mean(axis=0) for x in starts]
-    bits = lambda record: min(
-        jnp.finfo(x.dtype).bits for x in (record.noise, record.total)
-    )
+    width = lambda x: jnp.finfo(x.dtype).bits
+    bits = lambda record: min(width(record.noise), width(record.total))
     return {
         path: Drawn(
             values=np.asarray(record.noise, float).reshape(runs, ITERATIONS, -1),
@@ -125,9 +124,8 @@ def once(noise: Noise, moved: list[Response]) -> tuple[Noise, list[Response]]:
     for path, drawn in noise.items():
         rows = [drawn.values, *(move[path] for move in moved)]
         split = [x.reshape(*x.shape[:-1], drawn.num_devices, -1) for x in rows]
-        if drawn.num_devices > 1 and all(
-            bool((x == x[..., :1, :]).all()) for x in split
-        ):
+        are_equal = all(bool((x == x[..., :1, :]).all()) for x in split)
+        if drawn.num_devices > 1 and are_equal:
             values, *of_first = (x[..., 0, :] for x in split)
             noise[path] = dataclasses.replace(drawn, values=values, num_devices=1)
             for move, first in zip(moved, of_first, strict=True):

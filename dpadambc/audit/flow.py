@@ -42,8 +42,8 @@ _TELLS_HOST = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SUMS = {"add", "add_any", "sub"}
 # Noise may be added by these too, in a way that is not followed.
 _MERGES = {"concatenate", "scatter-add", "stack"} | _SUMS
-ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.CUSTOM_VMAP
-ENTERED |= jaxprs.REMATERIALIZED | {"shard_map"}
+ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.REMATERIALIZED
+ENTERED |= {"custom_vmap_call", "shard_map"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +70,8 @@ def is_key(x: Any) -> bool:
     dtype = getattr(x, "dtype", None)
     if dtype is None:
         return False
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return True
-    return dtype == jnp.uint32 and jnp.shape(x)[-1:] in ((2,), (4,))
+    is_words = dtype == jnp.uint32 and jnp.shape(x)[-1:] in ((2,), (4,))
+    return is_words or jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def label_of_public(x: Any) -> Label:
@@ -177,29 +176,26 @@ class Flow:
         return [max(index, *outs) for outs in zip(*branches, strict=True)]
 
     def _scan(self, eqn: jex.JaxprEqn, operands: list[Label], path: Path):
-        jaxpr = jaxprs.closed(eqn.params["jaxpr"])
         num_consts, num_carry = jaxprs.scan_counts(eqn)
         carried = slice(num_consts, num_consts + num_carry)
         while True:
-            outs = self.follow(jaxpr, operands, path)
+            outs = self.follow(jaxprs.body(eqn), operands, path)
             carry = list(map(max, operands[carried], outs[:num_carry]))
             if carry == operands[carried]:
                 return [*carry, *outs[num_carry:]]
             operands[carried] = carry
 
     def _while(self, eqn: jex.JaxprEqn, operands: list[Label], path: Path):
+        params, of_condition = eqn.params, eqn.params["cond_nconsts"]
+        consts = operands[of_condition : of_condition + params["body_nconsts"]]
+        carry = operands[len(operands) - len(eqn.outvars) :]
         condition, step = (
-            jaxprs.closed(eqn.params[f"{x}_jaxpr"]) for x in ("cond", "body")
+            jaxprs.closed(params[f"{x}_jaxpr"]) for x in ("cond", "body")
         )
-        num_carry = len(step.jaxpr.outvars)
-        num_consts = len(operands) - num_carry
-        consts, carry = operands[:num_consts], operands[num_consts:]
-        of_condition = len(condition.jaxpr.invars) - num_carry
         while True:
-            (goes_on,) = self.follow(
-                condition, [*consts[:of_condition], *carry], (*path, "cond")
-            )
-            outs = self.follow(step, [*consts[of_condition:], *carry], (*path, "body"))
+            given = [*operands[:of_condition], *carry]
+            (goes_on,) = self.follow(condition, given, (*path, "cond"))
+            outs = self.follow(step, [*consts, *carry], (*path, "body"))
             after = [max(goes_on, *pair) for pair in zip(carry, outs, strict=True)]
             if after == carry:
                 return carry

@@ -39,17 +39,14 @@ def later_steps(found: Measured) -> Finding:
 
     @jax.jit
     def advance(data, state, numbers):
+        def seen(record):
+            square = jnp.mean(record.noise.astype(jnp.float32) ** 2)
+            head = jnp.ravel(record.noise)[:_HEAD]
+            return _Seen(square, jnp.any(record.happened), head)
+
         def one(state, number):
             (_, state), records = recorded(state, steps.vary(data, number))
-            seen = {
-                path: _Seen(
-                    jnp.mean(record.noise.astype(jnp.float32) ** 2),
-                    jnp.any(record.happened),
-                    jnp.ravel(record.noise)[:_HEAD],
-                )
-                for path, record in records.items()
-            }
-            return state, seen
+            return state, {path: seen(record) for path, record in records.items()}
 
         return jax.lax.scan(one, state, numbers)
 
@@ -101,9 +98,8 @@ def _fading(
         level = drawn.stddev_at_first / claims[0] * np.maximum(claims, 1e-300)
         squares = np.asarray(seen[path].squares, float) / level**2
         size = drawn.values.shape[-1] / max(drawn.num_devices, 1)
-        happened = np.asarray(seen[path].happened)
-        total += np.where(happened, size * squares, 0.0)
-        count += np.where(happened, size, 0.0)
+        total += np.where(seen[path].happened, size * squares, 0.0)
+        count += np.where(seen[path].happened, size, 0.0)
     took_place = count > 0
     total, count = (_windows(x[took_place]) for x in (total, count))
     levels = np.sqrt(total / count)
@@ -153,7 +149,5 @@ def _growth(
         f"Within {iterations} steps an example moves the sum by {furthest:.4g} of the"
         " claimed sensitivity, if the noise is that of the first steps."
     )
-    fails_if = (
-        f"fails if it moves the sum a tenth too far after 1/{_STATES} of the steps"
-    )
+    fails_if = f"fails if it moves the sum a tenth too far after 1/{_STATES} of them"
     return within("sensitivity of later steps", furthest, 1.1, sentence, fails_if)

@@ -129,10 +129,7 @@ def candidates(batch: Batch, index: int, rng: np.random.Generator) -> list[Candi
 
 
 def ascend(
-    distance: Callable[[Any], jax.Array],
-    row: Any,
-    steps: int,
-    rng: np.random.Generator,
+    distance: Callable[[Any], jax.Array], row: Any, steps: int, rng: np.random.Generator
 ) -> Iterator[Candidate]:
     """Examples found by gradient ascent on a distance, or by chance without a gradient.
 

@@ -65,15 +65,13 @@ class Update:
             updates, opt_state = optimizer.update(form(arrays), opt_state, self.params)
             return updates, (key, opt_state)
 
-        bounds = dict(
-            l2_clip_norm=self.mechanism.l2_clip_norm,
-            normalize_by=self.mechanism.normalize_by,
-        )
+        c, b = self.mechanism.l2_clip_norm, self.mechanism.normalize_by
+        of_sum = lambda arrays: as_clipped_sum(arrays, l2_clip_norm=c, normalize_by=b)
         of_one = lambda arrays: as_per_example(
             jax.tree.map(lambda x: x[None], arrays),
             is_padding_example=jnp.zeros(1, bool),
         )
-        forms = lambda x: x, functools.partial(as_clipped_sum, **bounds), of_one
+        forms = lambda x: x, of_sum, of_one
         errors = []
         for form in forms:
             step = functools.partial(update, form)

@@ -101,9 +101,7 @@ def _level(mechanism: Mechanism, noise: Noise, moved: list[Response]) -> Finding
     excess, allowance, power = worst
     least = max(trial[2] for trial in trials)
     sentence = f"The noise is {1 / excess:.4g} of the claimed noise multiplier."
-    fails_if = (
-        f"fails if noise is too small by {power:.2g}, in one array by {least:.2g}"
-    )
+    fails_if = f"fails if noise is {power:.2g} too small, or {least:.2g} in one array"
     return within("noise level", excess, 1 + allowance, sentence, fails_if)
 
 

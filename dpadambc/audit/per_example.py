@@ -1,7 +1,8 @@
 """Values of single examples: each reads no other, and both methods compute the same."""
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from dpadambc.core.clip import clip_per_example
 from dpadambc.core.clipped_sum import materialize
 from dpadambc.core.gradient import per_example_leaves, per_example_squared_norms
 from dpadambc.engine import jaxprs, rounding, weighted
+from dpadambc.engine.interface import Gradient
 
 _ROUNDING = 1e-4  # relative: other rows may be summed in another order
 _ROUNDINGS = 4  # that may add up: of the products, of the sum, in either program
@@ -88,9 +90,8 @@ def isolation(fun: Callable[..., Any], params: Any, batch: neighbors.Batch) -> F
             f"Replacing an example by one that is {name} changes the output of others"
             f" by {worst:.2g} of the largest value."
         )
-    fails_if = (
-        f"fails if one of {count} replacements changes it by {_ROUNDING:g} of that"
-    )
+    changes = f"changes it by {_ROUNDING:g} of that"
+    fails_if = f"fails if one of {count} replacements {changes}"
     return within("isolation", worst, _ROUNDING, sentence, fails_if)
 
 
@@ -148,10 +149,21 @@ def factored(pipeline: Pipeline) -> Finding:
         f" less than those of vmap by {max(below, 0.0):.2g} at most and more by"
         f" {max(above, 0.0):.2g}, and the clipped sum differs by {of_sum:.2g}."
     )
-    fails_if = (
-        f"fails if norms are too small, or the sum is off, by {bound:.2g} of them"
-    )
+    fails_if = f"fails if norms are too small, or the sum is off, by {bound:.2g}"
     return within(check, float(max(below, of_sum)), bound, sentence, fails_if)
+
+
+def _errors(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
+    """Bounds on the error of a term of the sum over its weight, shape (batch,).
+
+    From the gradient that is given, in exact arithmetic: so what rounds operands where
+    the clip takes them counts, too.
+    """
+    if units is rounding.FULL:
+        return jnp.zeros(len(jax.tree.leaves(gradients)[0]))
+    from_given = lambda x: dataclasses.replace(x, in_norm=x.error, in_sum=x.error)
+    units = rounding.Units(from_given(units.wide), from_given(units.narrow))
+    return weighted.norm(units, gradients).in_sum
 
 
 def _differences(
@@ -167,7 +179,7 @@ def _differences(
     def clip_factored(gradients, params):
         squared_norms = per_example_squared_norms(gradients, precision)
         opened = [leaf.open() for leaf in per_example_leaves(gradients)]
-        errors = rounding.on_device(weighted.errors, precision, opened)
+        errors = rounding.on_device(_errors, precision, opened)
         clipped, _ = clip.update(gradients, optax.EmptyState(), params)
         return jnp.sqrt(squared_norms), errors, materialize(clipped)
 
@@ -183,9 +195,8 @@ def _differences(
     norms, errors, clipped = clip_factored(gradients, params)
     eps, norms = float(jnp.finfo(norms.dtype).eps), np.asarray(norms, float)
     clipped = neighbors.flat(clipped)
-    rows = [
-        np.asarray(g, float).reshape(len(norms), -1) for g in jax.tree.leaves(formed)
-    ]
+    flat = lambda g: np.asarray(g, float).reshape(len(norms), -1)
+    rows = list(map(flat, jax.tree.leaves(formed)))
     bound = _ROUNDINGS * (eps**0.5 + _largest_eps(program))
     exact = np.linalg.norm(np.concatenate(rows, axis=1), axis=1)
     if not np.array_equal(np.isfinite(exact), np.isfinite(norms)):
@@ -195,9 +206,8 @@ def _differences(
         return (np.nan, np.nan, np.nan), bound
     # The weights are those of the factored norms: only the gradients may differ.
     target = clip_norm * (1 - 8 * eps)
-    norms, exact, errors = (
-        np.asarray(x, float)[present] for x in (norms, exact, errors)
-    )
+    norms, exact = norms[present], exact[present]
+    errors = np.asarray(errors, float)[present]
     longest = np.maximum(np.maximum(exact, norms), 1e-300)
     weights = np.minimum(1.0, target / np.maximum(norms, 1e-300))
     sums = np.concatenate([weights @ x[present] for x in rows])
@@ -209,14 +219,9 @@ def _differences(
 
 def _largest_eps(program: jex.ClosedJaxpr) -> float:
     """That of the lowest precision in which anything is computed."""
-    own = [
-        float(jnp.finfo(x.aval.dtype).eps)
-        for eqn in program.jaxpr.eqns
-        for x in eqn.outvars
-        if jnp.issubdtype(x.aval.dtype, jnp.floating)
-    ]
-    inside = [_largest_eps(x) for eqn in program.jaxpr.eqns for x in jaxprs.inner(eqn)]
-    return max([*own, *inside], default=0.0)
+    outs: Any = [x for eqn in jaxprs.equations_in(program) for x in eqn.outvars]
+    dtypes = {x.aval.dtype for x in outs if jnp.issubdtype(x.aval.dtype, jnp.floating)}
+    return max((float(jnp.finfo(dtype).eps) for dtype in dtypes), default=0.0)
 
 
 def _perturbed(params: Any) -> Any:

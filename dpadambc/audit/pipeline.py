@@ -16,6 +16,7 @@ from dpadambc.core import leaves, modules
 from dpadambc.core.clipped_sum import materialize
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.per_example import per_example_grad
+from dpadambc.core.privatize import privatize
 from dpadambc.core.step import Step, positional, takes_key
 from dpadambc.engine import rounding
 from dpadambc.mechanisms.checks import check_independent_noise
@@ -118,39 +119,35 @@ class Pipeline:
         Returns:
           A `Pipeline`.
         """
-        own = Step(
-            loss_fn,
-            mechanism,
-            optimizer,
-            microbatch_size=microbatch_size,
-            skip_padding=True,  # as on one device
-            precision=precision,
-            wrt=wrt,
-        )
+        # Padding is skipped as on one device.
+        chosen: dict[str, Any] = dict(skip_padding=True, precision=precision, wrt=wrt)
+        own = Step(loss_fn, mechanism, optimizer, microbatch_size, **chosen)
 
         def step(state, *batch, is_padding_example=None):
             return own(state, batch, _mask(batch, is_padding_example), frozen)[0]
+
+        def chain(key):
+            return optax.chain(privatize(mechanism, key=key), optimizer)
+
+        def loader(seed):
+            return mechanism.batches(jax.random.key(seed), num_examples=num_examples)
 
         data = leaves.with_dictionaries(data)
         num_examples = data_.num_examples(data)
         trained, rest = modules.split(params, wrt)
         shared = () if frozen is None else (frozen,)
         keys = (jax.random.key(0),) if takes_key(loss_fn) else ()
-        loss_fn = _of_trained(positional(loss_fn, has_frozen=frozen is not None), rest)
+        loss_fn = positional(loss_fn, has_frozen=frozen is not None)
         return cls(
             mechanism=mechanism,
             init=lambda key: own.init(params, key=key),
             step=step,
             params=trained,
-            make_optimizer=lambda key: optax.chain(
-                mechanism.add_noise(key=key), optimizer
-            ),
-            loader=lambda seed: mechanism.batches(
-                jax.random.key(seed), num_examples=num_examples
-            ),
+            make_optimizer=chain,
+            loader=loader,
             num_examples=num_examples,
             precision=precision,
-            **_of_examples(loss_fn, data, shared, keys),
+            **_of_examples(_of_trained(loss_fn, rest), data, shared, keys),
         )
 
     @classmethod
@@ -180,8 +177,7 @@ class Pipeline:
           A `Pipeline`.
         """
         params, rest = modules.split(params)
-        loss_fn = _of_trained(loss_fn, rest)
-        grad_fn = per_example_grad(loss_fn)
+        grad_fn = per_example_grad(_of_trained(loss_fn, rest))
 
         def init(key):
             return key, params, make_optimizer(key).init(params)
@@ -202,7 +198,7 @@ class Pipeline:
             make_optimizer=make_optimizer,
             loader=loader,
             num_examples=data_.num_examples(data),
-            **_of_examples(loss_fn, data, (), ()),
+            **_of_examples(_of_trained(loss_fn, rest), data),
         )
 
 
@@ -217,7 +213,7 @@ def _of_trained(loss_fn: Callable[..., Any], rest: Any) -> Callable[..., Any]:
 
 
 def _of_examples(
-    loss_fn: Callable[..., Any], data: Any, shared: Any, keys: Any
+    loss_fn: Callable[..., Any], data: Any, shared: Any = (), keys: Any = ()
 ) -> dict[str, Any]:
     """The first examples as arguments of a loss, its values and its gradients."""
     rows = range(min(_BATCH_SIZE, data_.num_examples(data)))

@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 import json
-import math
 import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dpadambc.accounting.records import finite
 from dpadambc.audit.correction import correction, is_corrected
 from dpadambc.audit.finding import Finding, not_tested
 from dpadambc.audit.noise_tests import noise_finding
@@ -16,9 +16,9 @@ from dpadambc.audit.per_example import factored, isolation
 from dpadambc.audit.pipeline import Pipeline
 from dpadambc.audit.recorder import NotRecordable
 from dpadambc.audit.sampling import sampling
-from dpadambc.audit.state import of_whole_step
 from dpadambc.audit.steps import NotTraceable
-from dpadambc.audit.whole_step import WholeStep, whole_step
+from dpadambc.audit.whole_step import WholeStep, state_finding, whole_step
+from dpadambc.clipping.plan import aligned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,32 +46,19 @@ class Report:
         """The findings with all their parts; infinity is a string, as JSON has none."""
         findings = [dataclasses.asdict(finding) for finding in self.findings]
         numbers = {"passed": self.passed, "findings": findings}
-        return json.dumps(_finite(numbers), indent=2)
+        return json.dumps(finite(numbers), indent=2)
 
     def __str__(self) -> str:
         number = lambda x: "-" if x is None else f"{x:.4g}"
-        rows = [
-            (x.check, x.word, number(x.figure), number(x.bound)) for x in self.findings
-        ]
-        rows.insert(0, ("check", "outcome", "figure", "at most"))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for row, finding in zip(rows, (None, *self.findings), strict=True):
-            lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
-            for text in (finding.sentence, finding.fails_if) if finding else ():
-                lines += textwrap.wrap(
-                    text, 88, initial_indent="    ", subsequent_indent="    "
-                )
+        row = lambda x: (x.check, x.word, number(x.figure), number(x.bound))
+        titles = "check", "outcome", "figure", "at most"
+        header, *table = aligned([titles, *map(row, self.findings)], num_left=4)
+        lines = [header]
+        for row, finding in zip(table, self.findings, strict=True):
+            lines.append(row)
+            for text in (finding.sentence, finding.fails_if):
+                lines += textwrap.indent(textwrap.fill(text, 84), "    ").splitlines()
         return "\n".join(lines)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(x) for key, x in value.items()}
-    if isinstance(value, tuple | list):
-        return [_finite(x) for x in value]
-    is_finite = not isinstance(value, float) or math.isfinite(value)
-    return value if is_finite else str(value)
 
 
 def _isolation(pipeline: Pipeline) -> Finding:
@@ -102,7 +89,7 @@ def _correction(pipeline: Pipeline) -> Finding:
 _CHECKS: dict[str, Callable[[Pipeline, Callable[[], WholeStep]], Finding]] = {
     "sensitivity": lambda pipeline, step: step().sensitivity(),
     "noise": lambda pipeline, step: noise_finding(step().measured),
-    "state": lambda pipeline, step: of_whole_step(step()),
+    "state": lambda pipeline, step: state_finding(step()),
     "isolation": lambda pipeline, step: _isolation(pipeline),
     "factored": lambda pipeline, step: factored(pipeline),
     "sampling": lambda pipeline, step: _sampling(pipeline),

@@ -13,7 +13,6 @@ from dpadambc.contrib.banded import BandedGaussian
 from dpadambc.core import validate
 from dpadambc.core.mechanism import Mechanism, PoissonGaussian
 from dpadambc.core.sampling import Batch
-from dpadambc.graphs.mechanisms import NodeFixedSizeGaussian, NodePoissonGaussian
 from dpadambc.mechanisms.checks import check_mechanism
 from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
 from dpadambc.mechanisms.random_allocation import RandomAllocationGaussian
@@ -26,10 +25,7 @@ _MOST_INDICES = 5_000_000
 
 
 def sampling(
-    loader: Callable[[int], Iterable[Any]],
-    mechanism: Mechanism,
-    *,
-    num_examples: int,
+    loader: Callable[[int], Iterable[Any]], mechanism: Mechanism, *, num_examples: int
 ) -> Finding:
     """Draws batches, and tests whether the mechanism accounts for such batches.
 
@@ -76,6 +72,7 @@ def sampling(
       'FAIL'
     """
     check_mechanism(mechanism)
+    mechanism = mechanism.accounted_as  # which draws the batches of a moving bound
     validate.count(num_examples=num_examples, least=2)
     expected = _expected_size(mechanism, num_examples)
     asked = max(int(_MOST_INDICES / (_RUNS * max(expected, 1))), 8)
@@ -97,20 +94,21 @@ def sampling(
         name = type(mechanism).__name__
         return not_tested(_CHECK, f"there is no test for batches of {name}.")
     parts.append(duplicates)
+    check = "sampling length"
     if min(lengths) < asked:
         reason = (
             f"the loader ends after {min(lengths)} batches, and epsilon is for"
             f" iterations={mechanism.iterations}. Let it yield the batches of a whole"
             " run: whether it begins again with the same ones is not seen."
         )
-        parts.append(not_tested("sampling length", reason))
+        parts.append(not_tested(check, reason))
     elif max(lengths) > mechanism.iterations:
         reason = (
             f"the loader goes on after iterations={mechanism.iterations}, the batches"
             " that epsilon is for. Let the loader end there, or give the mechanism as"
             " many iterations as the loop takes."
         )
-        parts.append(not_tested("sampling length", reason))
+        parts.append(not_tested(check, reason))
     return combined(_CHECK, parts)
 
 
@@ -135,10 +133,10 @@ def _indices(batch: Any) -> np.ndarray:
 
 def _expected_size(mechanism: Any, num_examples: int) -> float:
     match mechanism:
-        case PoissonGaussian() | NodePoissonGaussian() | TruncatedPoissonGaussian():
-            return mechanism.sampling_prob * num_examples
         case BandedGaussian():
             return mechanism.sampling_prob / mechanism.parts * num_examples
+        case PoissonGaussian():
+            return mechanism.sampling_prob * num_examples
         case RandomAllocationGaussian():
             share = mechanism.participations / mechanism.batches_per_epoch
             return share * num_examples
@@ -146,7 +144,11 @@ def _expected_size(mechanism: Any, num_examples: int) -> float:
 
 
 def _tests(drawn: Batches, mechanism: Mechanism) -> list[Finding] | None:
-    """The tests of the batches of a mechanism; None for one that is not known."""
+    """Tests the batches of a mechanism; returns None for one that is not known.
+
+    Mechanisms of nodes are those of examples. Truncated and banded ones are Poisson's
+    too, hence the order.
+    """
     match mechanism:
         case ShuffledGaussian():
             return [batch_tests.shuffled(drawn, mechanism)]
@@ -154,14 +156,14 @@ def _tests(drawn: Batches, mechanism: Mechanism) -> list[Finding] | None:
             return batch_tests.allocation(drawn, mechanism)
         case BandedGaussian():
             return batch_tests.cycles(drawn, mechanism)
-        case PoissonGaussian() | NodePoissonGaussian():
+        case TruncatedPoissonGaussian():
+            sizes = batch_tests.truncated_sizes(drawn, mechanism)
+            return [sizes, *batch_tests.independent(drawn)]
+        case PoissonGaussian():
             if mechanism.sampling_prob == 1:
                 return [batch_tests.fixed_sizes(drawn, drawn.num_examples)]
             return batch_tests.poisson(drawn, mechanism.sampling_prob)
-        case FixedSizeGaussian() | NodeFixedSizeGaussian():
+        case FixedSizeGaussian():
             sizes = batch_tests.fixed_sizes(drawn, mechanism.batch_size)
-            return [sizes, *batch_tests.independent(drawn)]
-        case TruncatedPoissonGaussian():
-            sizes = batch_tests.truncated_sizes(drawn, mechanism)
             return [sizes, *batch_tests.independent(drawn)]
     return None

@@ -66,9 +66,9 @@ class _Replay:
     def __call__(self, batch: Any, mask: Any = None) -> np.ndarray:
         return neighbors.flat(self.tree(batch, mask))
 
-    def with_row(self, index: int, row: Any) -> Any:
-        """The batch with another example in one place."""
-        return neighbors.with_row(self.batch, index, row)
+    def at_row(self, index: int, row: Any, mask: Any) -> np.ndarray:
+        """The value of the batch with another example in one place."""
+        return self(neighbors.with_row(self.batch, index, row), mask)
 
     def without(self, index: int) -> np.ndarray | None:
         """The value without an example; None if the function refuses such a batch."""
@@ -80,8 +80,7 @@ class _Replay:
 
     def at(self, factor: float) -> "_Replay":
         """With larger parameters: the bound must hold for any."""
-        larger = copy.copy(self)
-        rng = np.random.default_rng(0)
+        larger, rng = copy.copy(self), np.random.default_rng(0)
 
         def grow(x):
             if not jnp.ndim(x) or not neighbors.is_real(x):
@@ -112,7 +111,7 @@ def _values(
     The last ones are found by a search, which begins with the candidate that moves the
     value furthest from that without the example.
     """
-    at = lambda row: replay(replay.with_row(index, row), replay.nobody)
+    at = lambda row: replay.at_row(index, row, replay.nobody)
     rows = neighbors.candidates(replay.batch, index, rng)
     found = {candidate.name: at(candidate.row) for candidate in rows}
     masked = np.arange(replay.size) == index
@@ -122,7 +121,8 @@ def _values(
     )
 
     def distance(row):
-        tree = replay.tree(replay.with_row(index, row), replay.nobody)
+        batch = neighbors.with_row(replay.batch, index, row)
+        tree = replay.tree(batch, replay.nobody)
         flat = [jnp.ravel(x) for x in jax.tree.leaves(tree)]
         return jnp.sum((jnp.concatenate(flat) - rest) ** 2)
 
@@ -182,7 +182,7 @@ def _paddings(replay: _Replay, rng: np.random.Generator) -> Iterator[_Movement]:
     mask = np.arange(replay.size) == last
     here = replay(replay.batch, mask)
     for candidate in neighbors.candidates(replay.batch, last, rng):
-        there = replay(replay.with_row(last, candidate.row), mask)
+        there = replay.at_row(last, candidate.row, mask)
         pair = f"padding that is {candidate.name}"
         yield _Movement(_apart(here, there), _PADDING, pair)
 
@@ -194,9 +194,10 @@ def _movements(
     last = replay.size - 1
     for index in (0, last) if replay.takes_mask or replaces else (last,):
         values = _values(replay, index, rng)
-        yield from (
-            _replacements(values) if replaces else _removals(replay, index, values)
-        )
+        if replaces:
+            yield from _replacements(values)
+        else:
+            yield from _removals(replay, index, values)
     yield from _alone(replay)
     for factor in _FACTORS:
         for movement in _alone(replay.at(factor)):
@@ -212,8 +213,7 @@ def _mixes(replay: _Replay, slack: float) -> bool:
     others = np.arange(replay.size) != 0
 
     def of_others(row):
-        batch = replay.with_row(0, row)
-        return replay(batch, replay.nobody) - replay(batch, others)
+        return replay.at_row(0, row, replay.nobody) - replay.at_row(0, row, others)
 
     rng = np.random.default_rng(0)
     first, *rest = neighbors.candidates(replay.batch, 0, rng)
@@ -249,19 +249,13 @@ def _verdict(
         mixing = "mixing of examples, where one changes the sum of the others"
         furthest[mixing] = furthest.pop("clip")
     share = f"{worst.distance / bound:.4g}"
+    moves = f"moves it by {worst.distance:.5g}, {share}"
+    bounds = f"the bound under {relation.name}."
     if furthest:
-        leaks = (
-            f"{stage} ({x.pair}: {x.distance:.5g})" for stage, x in furthest.items()
-        )
-        sentence = (
-            f"One example moves it by {worst.distance:.5g}, {share} times the bound"
-            f" under {relation.name}. Leaks: {'; '.join(leaks)}."
-        )
+        leaks = [f"{name} ({x.pair}: {x.distance:.5g})" for name, x in furthest.items()]
+        sentence = f"One example {moves} times {bounds} Leaks: {'; '.join(leaks)}."
     else:
-        sentence = (
-            f"One example ({worst.pair}) moves it by {worst.distance:.5g}, {share} of"
-            f" the bound under {relation.name}."
-        )
+        sentence = f"One example ({worst.pair}) {moves} of {bounds}"
         if worst.distance < bound / 2:
             sentence += " No example came near the bound: the clip may not have acted."
         adds = relation is NeighboringRelation.ADD_OR_REMOVE_ONE

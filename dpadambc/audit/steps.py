@@ -1,6 +1,5 @@
 """A step of training, traced: its program, and the labels of its outputs."""
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -42,10 +41,15 @@ def start(init: Init) -> Any:
         raise NotTraceable.because_of("the start", error) from error
 
 
+def _constants_in(program: Any) -> list[Any]:
+    """The constants of a program and of all inside it."""
+    return [x for each in jaxprs.programs_in(program) for x in each.consts]
+
+
 def _constants(program: Any) -> list[np.ndarray]:
     """All constants but arrays of keys, which NumPy does not compare."""
     found = []
-    for x in jaxprs.constants_in(program):
+    for x in _constants_in(program):
         is_typed = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
         if not is_typed or x.ndim == 0:
             is_one_key = is_key(x) and x.ndim == 0
@@ -73,11 +77,12 @@ class Steps:
     ):
         self.step, self.state, self.data, self.vary = step, state, data, vary
         self._compiled: dict[tuple[Crossing, ...], Callable[..., Any]] = {}
-        trace = jax.make_jaxpr(lambda *args: step(*args), return_shape=True)
-        trace_again = jax.make_jaxpr(lambda *args: step(*args))
+        trace = lambda: jax.make_jaxpr(lambda *x: step(*x), return_shape=True)
         try:
-            self.program, shapes = trace(state, data)
-            again = trace_again(state, data)
+            (self.program, shapes), (again, _) = (
+                trace()(state, data),
+                trace()(state, data),
+            )
         except _UNTRACEABLE as error:
             raise NotTraceable.because_of("the step", error) from error
         pairs = list(map(_constants, (self.program, again)))
@@ -104,18 +109,11 @@ class Steps:
         while True:
             flow = Flow(frozenset(ignored), self._label_of_constant)
             labels = flow.follow(self.program, [*public, *private])
-            found = {
-                path: label if size else Label.PUBLIC
-                for path, label, size in zip(
-                    self._paths, labels, self._sizes, strict=True
-                )
-            }
-            after = labels[len(labels) - len(public) :]
-            is_new = lambda x, y: x == Label.PUBLIC and y == Label.NOISE
-            changed = [
-                Label.NOISE if is_new(*pair) else pair[0]
-                for pair in zip(public, after, strict=False)
-            ]
+            named = zip(self._paths, labels, self._sizes, strict=True)
+            found = {path: x if size else Label.PUBLIC for path, x, size in named}
+            pairs = zip(public, labels[len(labels) - len(public) :], strict=False)
+            is_new = lambda pair: pair == (Label.PUBLIC, Label.NOISE)
+            changed = [Label.NOISE if is_new(pair) else pair[0] for pair in pairs]
             if not self._is_state_kept or changed == public:
                 return Followed(flow, found)
             public = changed
@@ -146,21 +144,7 @@ class Steps:
     @property
     def closes_over_examples(self) -> bool:
         """Whether a constant of the program, or of one inside, begins with them."""
-        return any(map(self._begins_with_examples, jaxprs.constants_in(self.program)))
-
-    def with_other_first_row(self, change: Callable[[Any], Any]) -> "Steps":
-        """The same step, with the first row of such constants changed."""
-        other = copy.copy(self)
-        other._compiled = {}
-        other.program = jaxprs.with_constants(
-            self.program,
-            lambda x: (
-                jnp.asarray(x).at[0].set(change(jnp.asarray(x[0])))
-                if self._begins_with_examples(x)
-                else x
-            ),
-        )
-        return other
+        return any(map(self._begins_with_examples, _constants_in(self.program)))
 
     def compiled(self, crossings: Iterable[Crossing]) -> Callable[..., Any]:
         """`recorded`, compiled once for the same crossings."""

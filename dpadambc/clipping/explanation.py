@@ -10,15 +10,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.clipping import kernels
+from dpadambc.clipping import kernels, memory
 from dpadambc.clipping.plan import Plan, Programs, aligned, planned, readable
-from dpadambc.core import leaves, memory, validate
+from dpadambc.core import leaves, validate
 from dpadambc.core.gradient import PerExampleGradient, is_per_example
 from dpadambc.core.per_example import Argnums, Arguments, per_example_grad
 from dpadambc.engine import rounding, weighted
 from dpadambc.engine.forms import Dense, Full
 
 _NO_GRADIENT, _MATERIALIZED = Full.rule, "materialized"
+_BEHIND_THE_NOISE = (
+    "Leave the penalty out of the loss: its gradient is public, so it belongs behind"
+    " the noise, where optax.add_decayed_weights adds exactly that of an L2 penalty,"
+    " unclipped and at no cost to epsilon. See docs/recipes/masks.md."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +38,7 @@ class ParameterCost:
       materialized_bytes: memory of one gradient for each example of the batch.
       is_formed: whether it is a kernel, and its gradients are arrays although they are
         products: the loss multiplies the data by a function of the kernel.
+      is_penalized: whether it is a kernel, and is in a term of the loss without data.
     """
 
     name: str
@@ -41,12 +47,13 @@ class ParameterCost:
     factored_bytes: int
     materialized_bytes: int
     is_formed: bool
+    is_penalized: bool
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """Equal for the parameters of repeated layers."""
         name = re.sub(r"\d+", "*", self.name)
-        return name, self.shape, self.rule, self.factored_bytes
+        return name, self.shape, self.rule, self.factored_bytes, self.is_penalized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +173,9 @@ def _has_arrays(grad: Any) -> bool:
 
 
 def _cost(
-    name: str, leaf: PerExampleGradient, batch_size: int, is_kernel: bool
+    name: str, leaf: PerExampleGradient, batch_size: int, uses: kernels.Uses
 ) -> ParameterCost:
+    is_kernel = name in uses.multiplying
     is_matrix = sum(n > 1 for n in leaf.shape) > 1
     return ParameterCost(
         name=name,
@@ -176,6 +184,7 @@ def _cost(
         factored_bytes=sum(_num_bytes(leaf).values()),
         materialized_bytes=batch_size * math.prod(leaf.shape) * leaf.dtype.itemsize,
         is_formed=is_kernel and is_matrix and _has_arrays(leaf.sealed),
+        is_penalized=is_kernel and name in uses.penalized,
     )
 
 
@@ -195,20 +204,16 @@ def _total(rows: Sequence[ParameterCost]) -> tuple[int, int]:
     return factored, sum(row.materialized_bytes for row in rows)
 
 
-def _without_gradient(rows: list[ParameterCost]) -> tuple[str, ...]:
-    return tuple(
-        f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
-        " it all the same; do not train it."
-        for row in rows
-        if row.rule == _NO_GRADIENT
-    )
-
-
 def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
     sentences = []
     for name, few in _by_kind(rows):
         rule, (factored, materialized) = few[0].rule, _total(few)
-        if _MATERIALIZED in rule:
+        if _MATERIALIZED in rule and few[0].is_penalized:
+            sentences.append(
+                f"{name} is in a penalty, so a gradient is formed for each example:"
+                f" {readable(materialized)}. {_BEHIND_THE_NOISE}"
+            )
+        elif _MATERIALIZED in rule:
             sentences.append(
                 f"{name} has no rule for how the loss uses it ({rule}), so a gradient"
                 f" is formed for each example: {readable(materialized)}."
@@ -260,8 +265,10 @@ def explain(
       prng_argnum: which positional argument is a PRNG key, if any.
       memory_limit: in bytes, for arguments, outputs and temporaries.
       optimizer: of the clipped gradient, such as
-        `optax.chain(add_dp_noise(...), adam_bc(...))`, to plan the memory of the whole
-        step, which updates parameters and state in place; else that of the gradient.
+        `optax.chain(add_dp_noise(mechanism.noise_stddev, key=key), adam_bc(...))`, to
+        plan the memory of the whole step, which updates parameters and state in place;
+        else that of the gradient. A plan knows no mechanism, so give the noise its
+        level.
       precision: of the products in the clip; see `clip_per_example`.
       wrt: which variables of modules of Flax NNX; see `per_example_grad`.
 
@@ -317,11 +324,11 @@ def explain(
     def trace(*batched):
         grads = grad_fn(*batched)
         grads = grads[0] if has_aux else grads
-        multiplying = kernels.names(fun, arguments, args)
+        uses = kernels.uses(fun, arguments, args)
         paths = jax.tree_util.tree_leaves_with_path(grads, is_leaf=is_per_example)
         for path, leaf in paths:
             name = jax.tree_util.keystr(path) or "params"
-            rows.append(_cost(name, leaf, batch_size, name in multiplying))
+            rows.append(_cost(name, leaf, batch_size, uses))
             distinct.update(_num_bytes(leaf))
             of_numbers = [d for d in leaf.dtypes if jnp.issubdtype(d, jnp.floating)]
             dtypes.add(jnp.result_type(*of_numbers))
@@ -337,13 +344,19 @@ def explain(
     )
     plan = None if memory_limit is None else planned(programs, memory_limit)
     private, ordinary = _temporaries(programs, plan, rows)
+    without_gradient = tuple(
+        f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
+        " it all the same; do not train it."
+        for row in rows
+        if row.rule == _NO_GRADIENT
+    )
     return Explanation(
         parameters=tuple(rows),
         batch_size=batch_size,
         factored_bytes=distinct["bytes"] if private is None else private,
         is_compiled=private is not None,
         ordinary_bytes=ordinary,
-        without_gradient=_without_gradient(rows),
+        without_gradient=without_gradient,
         costly=_costly(rows),
         products=_products(grad_fn, arguments, args, dtypes, precision),
         plan=plan,
@@ -354,19 +367,15 @@ def explain(
 _LONGEST = 2**31
 
 
-def _can_be_compiled(rows: Sequence[ParameterCost]) -> bool:
-    """Whether no gradient that is held as an array is too long for XLA's products."""
-    arrays = (x for x in rows if x.factored_bytes >= x.materialized_bytes)
-    return all(math.prod(row.shape) < _LONGEST for row in arrays)
-
-
 def _temporaries(
     programs: Programs, plan: Plan | None, rows: Sequence[ParameterCost]
 ) -> tuple[int | None, int | None]:
     """Of the whole batch with and without privacy, as far as they are known."""
     if plan is not None:
         return plan.factored[0].temporary_bytes, plan.ordinary.temporary_bytes
-    if not memory.is_stated_by_compiler() or not _can_be_compiled(rows):
+    held_whole = (x for x in rows if x.factored_bytes >= x.materialized_bytes)
+    is_too_long = any(math.prod(row.shape) >= _LONGEST for row in held_whole)
+    if is_too_long or not memory.is_stated_by_compiler():
         return None, None
     private = programs.factored(programs.batch_size).temporary_bytes
     try:
@@ -389,19 +398,20 @@ def _products(
     def squares(*args):
         grads = jax.tree.leaves(grad_fn(*args), is_leaf=is_per_example)
         opened = [leaf.open() for leaf in grads if is_per_example(leaf)]
-        of = lambda units: weighted.squared_norms(units.in_exact_arithmetic, opened)[0]
+        exact = dict(algorithm=jax.lax.Precision.HIGHEST, dtype=None)
+        unit = lambda unit: dataclasses.replace(unit, **exact)
+        in_exact = lambda units: rounding.Units(unit(units.wide), unit(units.narrow))
+        of = lambda units: weighted.squared_norms(in_exact(units), opened)[0]
         return jax.tree.map(of, platforms)
 
     shares: dict[str, Any] = dict.fromkeys(platforms)
     if not any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(args)):
         alone, batched = lambda x: jnp.asarray(x)[None], parts.batched(args)
-        each = (
-            jax.tree.map(alone, x) if i in batched else x for i, x in enumerate(args)
-        )
-        bounds = {name: float(x) ** 0.5 for name, x in squares(*each).items()}
-        shares = {
-            name: 1 - bounds["cpu"] / x if x else 0.0 for name, x in bounds.items()
-        }
+        of = lambda i, x: jax.tree.map(alone, x) if i in batched else x
+        each = squares(*(of(i, x) for i, x in enumerate(args)))
+        bounds = {name: float(x) ** 0.5 for name, x in each.items()}
+        share = lambda x: 1 - bounds["cpu"] / x if x else 0.0
+        shares = {name: share(x) for name, x in bounds.items()}
     names = lambda units: sorted({str(units.of(dtype).algorithm) for dtype in dtypes})
     rows = platforms.items()
     return tuple(Products(name, tuple(names(x)), shares[name]) for name, x in rows)

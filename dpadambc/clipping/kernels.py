@@ -1,8 +1,7 @@
-"""Which parameters are kernels: those that the loss multiplies the data by."""
+"""Which parameters multiply the data in a loss, and which are in penalties."""
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -19,33 +18,47 @@ _PRODUCTS = {
 }
 # A kernel that data multiplies entry by entry is a kernel.
 _BY_ENTRY = {"mul", "div", "select_n"}
+# A term of these has a gradient of its own, and linear maps of the sum keep it.
+_SUMS = {"add", "add_any", "sub", "concatenate", "stack"}
+_LINEAR = {"mul", "div", "neg", "reduce_sum", "broadcast_in_dim", "reshape"} | {
+    *("squeeze", "convert_element_type", "copy")
+}
 _CALLS = jaxprs.INLINED | jaxprs.REMATERIALIZED | jaxprs.CUSTOM
+_CALLS |= {"cond", "scan", "while"}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Origin:
-    """Of what a value of the loss is computed."""
+class _Origin(NamedTuple):
+    """What a value of the loss is computed from."""
 
     params: frozenset[str] = frozenset()  # of which it is a function, without a sum
     repeated: frozenset[str] = frozenset()  # those that it repeats along an axis
     has_data: bool = False
-
-    def spread(self) -> "_Origin":
-        """Of the value repeated."""
-        return _Origin(frozenset(), self.params | self.repeated, self.has_data)
+    penalized: frozenset[str] = frozenset()  # those in terms of it without data
 
 
 _Origins = list[_Origin]
 
 
-def names(
-    fun: Callable[..., Any], parts: Arguments, args: Sequence[Any]
-) -> frozenset[str]:
-    """The paths of the parameters that multiply data, or in which data looks up.
+class Uses(NamedTuple):
+    """The paths of the parameters of a loss, by what it does with them.
 
-    Themselves or in functions of them, such as `w * mask`, by a matrix product or a
-    convolution. A bias, a scale and positions are added to data or multiply it entry by
-    entry; their gradients are no larger than what they are added to.
+    Attributes:
+      multiplying: those that multiply data, or in which data looks up.
+      penalized: those in terms of the loss without data, whose gradient all examples
+        share.
+    """
+
+    multiplying: frozenset[str]
+    penalized: frozenset[str]
+
+
+def uses(fun: Callable[..., Any], parts: Arguments, args: Sequence[Any]) -> Uses:
+    """The kernels of a loss, and the parameters in its penalties.
+
+    Kernels multiply data themselves or in functions of them, such as `w * mask`, by a
+    matrix product or a convolution. A bias, a scale and positions are added to data or
+    multiply it entry by entry; their gradients are no larger than what they are added
+    to. A penalty is found where the loss adds it to the rest, through linear maps.
 
     Args:
       fun: the loss of one example, which is traced.
@@ -60,16 +73,16 @@ def names(
         for i in parts.differentiated
     }
     for i in set(range(len(args))) - origins.keys():
-        origin = _Origin(has_data=i in parts.batched(args))
-        origins[i] = [origin for _ in jax.tree.leaves(args[i])]
+        of_data = _Origin(has_data=i in parts.batched(args))
+        origins[i] = [of_data] * len(jax.tree.leaves(args[i]))
     copied = lambda *args: jax.tree.map(lambda x: x, args)
     whole = lambda rest, *args: modules.merge_arguments(copied(*args), rest)
     closed = jax.make_jaxpr(lambda *args: fun(*whole(*args)))(rest, *args)
-    still = [_Origin() for _ in jax.tree.leaves(rest)]
+    still = [_Origin()] * len(jax.tree.leaves(rest))
     found: set[str] = set()
     moving = [x for i in sorted(origins) for x in origins[i]]
-    _follow(closed.jaxpr, [*still, *moving], found)
-    return frozenset(found)
+    loss, *_ = _follow(closed.jaxpr, [*still, *moving], found)
+    return Uses(frozenset(found), loss.penalized)
 
 
 def _follow(jaxpr: jex.Jaxpr, origins: _Origins, found: set[str]) -> _Origins:
@@ -77,75 +90,85 @@ def _follow(jaxpr: jex.Jaxpr, origins: _Origins, found: set[str]) -> _Origins:
     known = dict(zip(jaxpr.invars, origins, strict=True))
     of = lambda x: _Origin() if jaxprs.is_literal(x) else known.get(x, _Origin())
     for eqn in jaxpr.eqns:
-        outs = _of_outputs(eqn, list(map(of, eqn.invars)), found)
+        operands = list(map(of, eqn.invars))
+        if eqn.primitive.name in _CALLS:
+            outs = _inside(eqn, operands, found)
+        else:
+            outs = [_of_primitive(eqn, operands, found)] * len(eqn.outvars)
         known.update(zip(eqn.outvars, outs, strict=True))
     return list(map(of, jaxpr.outvars))
 
 
-def _of_outputs(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origins:
-    name = eqn.primitive.name
-    if name in _CALLS:
-        return _follow(jaxprs.body(eqn).jaxpr, origins, found)
+def _inside(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origins:
+    """The origins of what the programs in an equation return, in any branch and step.
+
+    The carries of a loop are of whatever comes into them at any step.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    num_consts = num_carry = 0
     if name == "cond":
-        branches = map(jaxprs.closed, eqn.params["branches"])
-        outs = [_follow(each.jaxpr, origins[1:], found) for each in branches]
-        return [_joined(several) for several in zip(*outs, strict=True)]
-    if name == "scan":
-        body, counts = jaxprs.body(eqn).jaxpr, jaxprs.scan_counts(eqn)
-        return _of_loop(body, *counts, origins, found)
-    if name == "while":
-        body = jaxprs.closed(eqn.params["body_jaxpr"]).jaxpr
-        consts = eqn.params["body_nconsts"]
-        of_body = origins[eqn.params["cond_nconsts"] :]
-        return _of_loop(body, consts, len(of_body) - consts, of_body, found)
-    return [_of_primitive(eqn, origins, found) for _ in eqn.outvars]
+        bodies, origins = map(jaxprs.closed, params["branches"]), origins[1:]
+    elif name == "while":
+        bodies = [jaxprs.closed(params["body_jaxpr"])]
+        origins = origins[params["cond_nconsts"] :]
+        num_consts, num_carry = params["body_nconsts"], len(eqn.outvars)
+    else:
+        bodies = [jaxprs.body(eqn)]
+        if name == "scan":
+            num_consts, num_carry = jaxprs.scan_counts(eqn)
+    bodies, carried = list(bodies), slice(num_consts, num_consts + num_carry)
+    while True:
+        each = [_follow(body.jaxpr, origins, found) for body in bodies]
+        outs = list(map(_joined, zip(*each, strict=True)))
+        pairs = zip(origins[carried], outs[:num_carry], strict=True)
+        carry = list(map(_joined, pairs))
+        if carry == origins[carried]:
+            return [*carry, *outs[num_carry:]]
+        origins[carried] = carry
 
 
-def _of_primitive(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origin:
-    name = eqn.primitive.name
-    if name in _PRODUCTS and _joined(origins).has_data:
+def _of_primitive(eqn: Any, origins: _Origins, found: set[str]) -> _Origin:
+    name, joined = eqn.primitive.name, _joined(origins)
+    if name in _PRODUCTS and joined.has_data:
         for i, factor in enumerate(origins):
             if _joined(origins[:i] + origins[i + 1 :]).has_data:
                 found |= factor.params | factor.repeated
         return _Origin(has_data=True)
+    penalized = _penalized(name, origins)
     if name == "broadcast_in_dim" or name in _BY_ENTRY:
-        of_output = _size(eqn.outvars[0])
+        size = eqn.outvars[0].aval.size
         origins = [
-            x.spread() if _size(atom) < of_output else x
+            _Origin(repeated=x.params | x.repeated, has_data=x.has_data)
+            if atom.aval.size < size
+            else x
             for atom, x in zip(eqn.invars, origins, strict=True)
         ]
-    origin = _joined(origins)
+        joined = _joined(origins)
     used = [x for x in origins if x != _Origin()]
-    if origin.has_data and len(used) > 1 and name not in _BY_ENTRY:
-        return _Origin(has_data=True)  # a bias added to data, say, is an activation
-    if origin.params and name in _BY_ENTRY:
-        return dataclasses.replace(origin, repeated=frozenset())  # scales of a kernel
-    return origin
+    if joined.has_data and len(used) > 1 and name not in _BY_ENTRY:
+        joined = _Origin(has_data=True)  # a bias added to data, say, is an activation
+    elif joined.params and name in _BY_ENTRY:
+        joined = joined._replace(repeated=frozenset())  # scales of a kernel
+    return joined._replace(penalized=penalized)
 
 
-def _of_loop(
-    body: jex.Jaxpr, num_consts: int, num_carry: int, origins: _Origins, found: set[str]
-) -> _Origins:
-    """Of a loop's outputs: of its carries, whatever comes into them at any step."""
-    end = num_consts + num_carry
-    consts, carry, xs = origins[:num_consts], origins[num_consts:end], origins[end:]
-    while True:
-        outs = _follow(body, [*consts, *carry, *xs], found)
-        joined = [_joined(pair) for pair in zip(carry, outs, strict=False)]
-        if joined == carry:
-            return [*carry, *outs[num_carry:]]
-        carry = joined
+def _penalized(name: str, origins: _Origins) -> frozenset[str]:
+    """The parameters in terms without data of what a primitive returns."""
+    with_data = [x for x in origins if x.has_data]
+    is_linear = name in _LINEAR and len(with_data) == 1
+    is_reciprocal = name == "div" and not origins[0].has_data
+    if not with_data or is_reciprocal or not (name in _SUMS or is_linear):
+        return frozenset()
+    terms = [x for x in origins if name in _SUMS and not x.has_data]
+    return _joined(with_data).penalized.union(*(x.params | x.repeated for x in terms))
 
 
 def _joined(origins: Sequence[_Origin]) -> _Origin:
-    """Of any of several."""
+    """The origin of a value that is computed from any of several."""
     union = lambda sets: frozenset().union(*sets)
     return _Origin(
         union(x.params for x in origins),
         union(x.repeated for x in origins),
         any(x.has_data for x in origins),
+        union(x.penalized for x in origins),
     )
-
-
-def _size(atom: Any) -> int:
-    return atom.aval.size

@@ -2,18 +2,20 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import optax
 
-from dpadambc.clipping import flops
-from dpadambc.core import memory, modules
+from dpadambc.clipping import memory
+from dpadambc.core import modules
 from dpadambc.core.clipped_grad import clipped_grad
 from dpadambc.core.clipped_sum import close_sums, materialize
 from dpadambc.core.per_example import Arguments
-from dpadambc.engine import rounding
+from dpadambc.engine import jaxprs, rounding
 from dpadambc.engine.transform import Method
 
 
@@ -80,15 +82,17 @@ class Plan:
 
     def __str__(self) -> str:
         header = "gradient", "microbatch", "peak", "of ordinary", "products"
+        share = lambda x: f"{x.peak_bytes / self.ordinary.peak_bytes:.2f}"
+        flops = lambda x: f"{x.product_flops / 1e9:.3g} GFLOP"
         rows = [
             (
-                choice.method,
-                str(choice.microbatch_size),
-                readable(choice.peak_bytes),
-                f"{choice.peak_bytes / self.ordinary.peak_bytes:.2f}",
-                f"{choice.product_flops / 1e9:.3g} GFLOP",
+                x.method,
+                str(x.microbatch_size),
+                readable(x.peak_bytes),
+                share(x),
+                flops(x),
             )
-            for choice in (self.ordinary, *self.factored, self.vmap)
+            for x in (self.ordinary, *self.factored, self.vmap)
         ]
         return "\n".join((*aligned([header, *rows], num_left=1), self.reason))
 
@@ -172,11 +176,11 @@ class Programs:
         traced = jax.jit(fun, donate_argnums=donated).trace(*args)
         compiled = traced.lower().compile()
         return Choice(
-            method=method,
-            microbatch_size=size,
+            method,
+            size,
             peak_bytes=memory.peak_bytes(compiled),
             temporary_bytes=memory.of_program(compiled).temp_size_in_bytes,
-            product_flops=flops.of_products(traced.jaxpr.jaxpr),
+            product_flops=flops_of_products(traced.jaxpr.jaxpr),
         )
 
     def _program(self, grad: Grad) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
@@ -196,14 +200,40 @@ class Programs:
                 args[i] = part
             args = modules.merge_arguments(args, rest)
             gradient = materialize(grad(*args, is_padding_example=padding))
-            # Of no known numbers: the optimizer may have the noise of any mechanism.
-            summed = close_sums(gradient, None, None)
+            # Of no known numbers, as a plan knows no mechanism.
+            summed = close_sums(gradient, None, None, is_masked=True)
             updates, state = optimizer.update(summed, state, params)
             return optax.apply_updates(params, updates), state
 
         others = [None if i in numbers else x for i, x in enumerate(self.args)]
         state = jax.eval_shape(optimizer.init, params)
         return step, (params, state, padding, rest, others), (0, 1)
+
+
+def flops_of_products(jaxpr: jex.Jaxpr) -> int:
+    """The operations of products and convolutions: multiplications and additions.
+
+    Products take nearly all the time of a gradient. Each step of a scan is counted, of
+    the branches of a `cond` the dearest, and the body of a `while` once.
+    """
+    return sum(map(_flops, jaxpr.eqns))
+
+
+def _flops(eqn: Any) -> int:
+    name = eqn.primitive.name
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        lhs = eqn.invars[0].aval.shape
+        return 2 * eqn.outvars[0].aval.size * math.prod(lhs[i] for i in contracted)
+    if name == "conv_general_dilated":
+        features = eqn.params["dimension_numbers"].rhs_spec[0]
+        kernel = eqn.invars[1].aval
+        of_one = kernel.size // max(kernel.shape[features], 1)
+        return 2 * eqn.outvars[0].aval.size * of_one
+    bodies = [flops_of_products(inner.jaxpr) for inner in jaxprs.inner(eqn)]
+    if name == "cond":
+        return max(bodies)
+    return eqn.params["length"] * sum(bodies) if name == "scan" else sum(bodies)
 
 
 def aligned(rows: Sequence[Sequence[str]], num_left: int) -> list[str]:

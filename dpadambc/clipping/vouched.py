@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.arrays import varying_axes
+from dpadambc.core.clip import clip_numbers
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import mask_examples, seal_gradients
 from dpadambc.engine.forms import Dense
+from dpadambc.mechanisms import names
 
 
 def as_per_example(
@@ -76,7 +78,8 @@ def as_clipped_sum(
       * None of its own: by calling this you vouch that the gradient is
         :math:`\frac{1}{B} \sum_i g_i`, where the gradient :math:`g_i` of one example,
         over all arrays together, has a norm of at most C and depends on that example
-        alone. A mean that is clipped as a whole is no such sum.
+        alone, and no padding is among them. A mean that is clipped as a whole is no
+        such sum.
 
     Args:
       gradient: a tree of arrays of real floating-point numbers.
@@ -101,7 +104,6 @@ def as_clipped_sum(
       >>> print([f"{x:.2f}" for x in summed.value])
       ['0.30', '0.65']
     """
-    validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
-    validate.positive(normalize_by=normalize_by)
+    numbers = clip_numbers(l2_clip_norm, normalize_by)
     validate.real_arrays(gradient=gradient)
-    return close_sums(gradient, l2_clip_norm, normalize_by)
+    return close_sums(gradient, *numbers, is_masked=True)

@@ -17,9 +17,7 @@ from dpadambc.contrib.correlated import (
     AddCorrelatedNoiseState as AddCorrelatedNoiseState,
 )
 from dpadambc.contrib.correlated import CorrelatedGaussian as CorrelatedGaussian
-from dpadambc.contrib.correlated import (
-    add_correlated_noise as add_correlated_noise,
-)
+from dpadambc.contrib.correlated import add_correlated_noise as add_correlated_noise
 from dpadambc.contrib.dp2 import (
     DelayedPreconditionerState as DelayedPreconditionerState,
 )

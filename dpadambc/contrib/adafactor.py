@@ -36,9 +36,8 @@ import optax
 from dpadambc.core import validate
 from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of, stddev_per_leaf
 from dpadambc.transforms import second_moment
-from dpadambc.transforms.cast import cast_to_params
-from dpadambc.transforms.dtypes import check_real, wide_zeros_like
-from dpadambc.transforms.second_moment import RelativeFloor
+from dpadambc.transforms.dtypes import check_real, descent, wide_zeros_like
+from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
 class FactoredMoment(NamedTuple):
@@ -182,8 +181,7 @@ def scale_by_adafactor_bc(
             " optax.inject_hyperparams, pass static_args='min_dim_size_to_factor'."
         )
     validate.count(min_dim_size_to_factor=min_dim_size_to_factor, least=1)
-    second_moment.check_floor(variance_floor)
-    validate.non_negative(correction=correction)
+    corrected = NoiseCorrection(noise_stddev, variance_floor, correction)
     is_factored = lambda x: isinstance(x, FactoredMoment)
 
     def init_fn(params):
@@ -195,32 +193,25 @@ def scale_by_adafactor_bc(
             count=jnp.zeros([], jnp.int32),
             squared_weights=jnp.zeros([], float),
             nu=jax.tree.map(zeros, params),
-            noise_variance=second_moment.init_noise_variance(noise_stddev, params),
+            noise_variance=corrected.init(params),
         )
 
     def update_fn(updates, state, params=None):
         del params
         check_real(updates)
-        updates = jax.tree.map(
-            lambda nu, g: g.astype(nu.row.dtype if is_factored(nu) else nu.dtype),
-            state.nu,
-            updates,
-            is_leaf=is_factored,
-        )
+        like = lambda nu, g: g.astype(nu.row.dtype if is_factored(nu) else nu.dtype)
+        updates = jax.tree.map(like, state.nu, updates, is_leaf=is_factored)
         count = jnp.asarray(optax.safe_increment(state.count))
         new = 1 / jnp.power(count.astype(float), decay_rate)
 
         def average(old, x):
             return (old + new * (x - old)).astype(old.dtype)
 
-        squares = jax.tree.map(
-            lambda g: _mean_squares(g, min_dim_size_to_factor), updates
-        )
-        nu = jax.tree.map(average, state.nu, squares)
+        mean_squares = lambda g: _mean_squares(g, min_dim_size_to_factor)
+        nu = jax.tree.map(average, state.nu, jax.tree.map(mean_squares, updates))
         stddev = stddev_at_step(noise_stddev, state.count)
-        noise_variance = jax.tree.map(
-            average, state.noise_variance, jax.tree.map(jnp.square, stddev)
-        )
+        variance = jax.tree.map(jnp.square, stddev)
+        noise_variance = jax.tree.map(average, state.noise_variance, variance)
         squared_weights = (1 - new) ** 2 * state.squared_weights + new**2
 
         def scale(g, nu, phi):
@@ -296,16 +287,13 @@ def adafactor_bc(
     """
     validate.positive(clipping_threshold=clipping_threshold)
     by_size = optax.scale_by_param_block_rms() if multiply_by_parameter_scale else None
-    return optax.chain(
-        scale_by_adafactor_bc(
-            noise_stddev,
-            decay_rate=decay_rate,
-            min_dim_size_to_factor=min_dim_size_to_factor,
-            variance_floor=variance_floor,
-            correction=correction,
-        ),
+    floor: dict[str, Any] = dict(variance_floor=variance_floor, correction=correction)
+    numbers: dict[str, Any] = dict(
+        decay_rate=decay_rate, min_dim_size_to_factor=min_dim_size_to_factor
+    )
+    return descent(
+        learning_rate,
+        scale_by_adafactor_bc(noise_stddev, **numbers, **floor),
         optax.clip_by_block_rms(clipping_threshold),
         by_size or optax.identity(),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
     )

@@ -8,20 +8,12 @@ DP-AdamBC.
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
-from dpadambc.transforms import second_moment
-from dpadambc.transforms.cast import cast_to_params
-from dpadambc.transforms.dtypes import (
-    check_decay,
-    check_floating_dtype,
-    check_real,
-    wide_zeros_like,
-)
-from dpadambc.transforms.second_moment import RelativeFloor
+from dpadambc.core.noise import NoiseStddev, stddev_of
+from dpadambc.transforms.dtypes import check_decay, check_floating_dtype, descent
+from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
 class ScaleByAdemamixBCState(NamedTuple):
@@ -111,55 +103,30 @@ def scale_by_ademamix_bc(
       <https://arxiv.org/abs/2409.03137>`_, 2024; the correction of
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
-    noise_stddev = stddev_of(noise_stddev)
     check_decay(b1=b1)
     check_decay(b2=b2)
     if not callable(b3):
         check_decay(b3=b3)
     if not callable(alpha):
         validate.non_negative(alpha=alpha)
-    second_moment.check_floor(variance_floor)
-    validate.non_negative(correction=correction)
+    corrected = NoiseCorrection(stddev_of(noise_stddev), variance_floor, correction)
     check_floating_dtype(mu_dtype=mu_dtype)
 
-    def init_fn(params):
-        zeros = wide_zeros_like(params)
-        return ScaleByAdemamixBCState(
-            count=jnp.zeros([], jnp.int32),
-            m1=optax.tree.cast(zeros, mu_dtype),
-            m2=optax.tree.cast(optax.tree.zeros_like(zeros), mu_dtype),
-            nu=optax.tree.zeros_like(zeros),
-            noise_variance=second_moment.init_noise_variance(noise_stddev, params),
-        )
+    def start(zeros):
+        both = zeros, optax.tree.zeros_like(zeros)
+        return optax.tree.cast(both, mu_dtype)
 
-    def update_fn(updates, state, params=None):
-        del params
-        check_real(updates)
-        updates = optax.tree.cast_like(updates, state.nu)
-        stddev = stddev_at_step(noise_stddev, state.count)
+    def move(updates, state, count):
         slow = b3(state.count) if callable(b3) else b3
         weight = alpha(state.count) if callable(alpha) else alpha
         # Widened first: a decay rate would be rounded to the dtype of the moments.
         m1, m2 = (optax.tree.cast_like(m, updates) for m in (state.m1, state.m2))
         m1 = optax.tree.update_moment(updates, m1, b1, 1)
         m2 = optax.tree.update_moment(updates, m2, slow, 1)
-        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
-        noise_variance = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
-        count = jnp.asarray(optax.safe_increment(state.count))
         m1_hat = optax.tree.bias_correction(m1, b1, count)
-        updates = second_moment.scale_by_corrected_root(
-            optax.tree.add_scale(m1_hat, weight, m2),
-            nu,
-            noise_variance,
-            b2=b2,
-            count=count,
-            variance_floor=variance_floor,
-            correction=correction,
-        )
-        kept = optax.tree.cast_like((m1, m2, nu, noise_variance), tuple(state[1:]))
-        return updates, ScaleByAdemamixBCState(count, *kept)
+        return optax.tree.add_scale(m1_hat, weight, m2), (m1, m2)
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    return corrected.transformation(ScaleByAdemamixBCState, b2, start, move)
 
 
 def ademamix_bc(
@@ -212,17 +179,7 @@ def ademamix_bc(
     References:
       See `scale_by_ademamix_bc`.
     """
-    return optax.chain(
-        scale_by_ademamix_bc(
-            noise_stddev,
-            b1=b1,
-            b2=b2,
-            b3=b3,
-            alpha=alpha,
-            variance_floor=variance_floor,
-            correction=correction,
-            mu_dtype=mu_dtype,
-        ),
-        optax.scale_by_learning_rate(learning_rate),
-        cast_to_params(),
-    )
+    numbers: dict[str, Any] = dict(b1=b1, b2=b2, b3=b3, alpha=alpha, mu_dtype=mu_dtype)
+    floor: dict[str, Any] = dict(variance_floor=variance_floor, correction=correction)
+    ademamix = scale_by_ademamix_bc(noise_stddev, **numbers, **floor)
+    return descent(learning_rate, ademamix)

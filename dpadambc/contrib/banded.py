@@ -51,14 +51,15 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.core import clipped_sum, keys, names, noise, validate
+from dpadambc.contrib._later_noise import open_step, schedule
+from dpadambc.core import keys, noise, validate
 from dpadambc.core.accounting import gaussian
 from dpadambc.core.arrays import widen
-from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
-from dpadambc.core.mechanism import Mechanism, PoissonGaussian
+from dpadambc.core.clip import refuse_parts
 from dpadambc.core.noise import AddDPNoiseState
-from dpadambc.core.privatize import Noise
 from dpadambc.core.sampling import Batch, batch_of, padded_size, selection_bits
+from dpadambc.mechanisms import names
+from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.mechanisms.random_allocation import check_parts, uniform
 
 # In how many steps the inverse of a strategy has to die out.
@@ -184,11 +185,8 @@ def add_banded_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.open_sums(updates, params)
-        noise.check_devices(updates, draws.rng_key)
-        own_key = keys.of_one_run(draws.rng_key, updates)
-        rng_key, step_key = jax.random.split(own_key)
-        sigma = noise.stddev_of_step(noise_stddev, draws)
+        opened = open_step(updates, params, draws, noise_stddev)
+        updates, rng_key, step_key, sigma = opened
         also = sigma, jnp.array(later), state.earlier[:1]
         step_key = noise.key_of_step(step_key, updates, *also)
 
@@ -199,35 +197,15 @@ def add_banded_noise(
         drawn = noise.gaussian_like(step_key, updates)
         added = jax.tree.map(without_earlier, drawn, *state.earlier)
         noised = jax.tree.map(jnp.add, updates, added)
-        return noised, AddBandedNoiseState(
-            noise.next_state(draws, rng_key),
-            (added, *state.earlier)[: len(later)],
-        )
+        earlier = (added, *state.earlier)[: len(later)]
+        return noised, AddBandedNoiseState(noise.next_state(draws, rng_key), earlier)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-class _Banded(Noise):
-    """Noise of which later steps take a part back."""
-
-    def stddev(self, mechanism: Any) -> Callable[..., jax.Array]:
-        """A schedule, which grows over the first steps and then is one number."""
-        norms = np.array(_norms_of_noise(mechanism.strategy_coefficients))
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        last = len(norms) - 1
-        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
-
-    def transformation(
-        self, mechanism: Any, key: jax.Array
-    ) -> optax.GradientTransformation:
-        """`add_banded_noise` of the mechanism's coefficients."""
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        return add_banded_noise(level, mechanism.strategy_coefficients, key=key)
-
-
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BandedGaussian(Mechanism):
+class BandedGaussian(PoissonGaussian):
     r"""Noise of which later steps take a part back, amplified by sampling.
 
     The noise y of step t is :math:`z_t - \sum_{j=1}^{b-1} c_j y_{t-j}`, with
@@ -290,30 +268,30 @@ class BandedGaussian(Mechanism):
         <https://arxiv.org/abs/2405.15913>`_, 2024
     """
 
-    l2_clip_norm: float
     # A schedule would change the strategy, and with it the sensitivity.
     noise_multiplier: float  # pyright: ignore[reportIncompatibleVariableOverride]
     strategy_coefficients: tuple[float, ...]
-    sampling_prob: float
-    iterations: int
-    normalize_by: float
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    clip_rule: ClipRule = FLAT
 
-    solvable = ("noise_multiplier", "iterations", "sampling_prob")
-    # Those of Poisson sampling, which the theorem ends in.
-    relations = PoissonGaussian.relations
-    _noise = _Banded()
+    has_independent_noise = False
 
     def __post_init__(self):
         validate.non_negative(noise_multiplier=self.noise_multiplier)
-        validate.probability(sampling_prob=self.sampling_prob)
         super().__post_init__()
         # JSON has lists.
         c = strategies.checked(self.strategy_coefficients, "strategy_coefficients")
         object.__setattr__(self, "strategy_coefficients", c)
         check_parts(parts=self.parts)
         _norms_of_noise(c)
+
+    @property
+    def noise_stddev(self) -> Callable[..., jax.Array]:
+        """Grows over the first steps and then is one number."""
+        return schedule(self, _norms_of_noise(self.strategy_coefficients))
+
+    def _noise(self, key: jax.Array) -> optax.GradientTransformation:
+        """Returns `add_banded_noise` of the coefficients."""
+        level = self.noise_multiplier * self.sensitivity
+        return add_banded_noise(level, self.strategy_coefficients, key=key)
 
     @classmethod
     def _as_fields(cls, public_numbers: Mapping[str, Any]) -> dict[str, Any]:

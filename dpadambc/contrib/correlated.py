@@ -11,7 +11,7 @@ experiments were not repeated.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dp_accounting
 import jax
@@ -20,18 +20,15 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.core import clipped_sum, keys, names, noise, validate
+from dpadambc.contrib._later_noise import open_step, schedule
+from dpadambc.core import noise, validate
 from dpadambc.core.accounting import PLD, RDP, gaussian
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import AddDPNoiseState
-from dpadambc.core.privatize import Noise
 from dpadambc.core.sampling import Batch
+from dpadambc.mechanisms import names
+from dpadambc.mechanisms.mechanism import Mechanism
 from dpadambc.mechanisms.random_allocation import allocated_batch, check_parts
-
-_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
-_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
 class AddCorrelatedNoiseState(NamedTuple):
@@ -130,11 +127,8 @@ def add_correlated_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        updates = clipped_sum.open_sums(updates, params)
-        noise.check_devices(updates, draws.rng_key)
-        own_key = keys.of_one_run(draws.rng_key, updates)
-        rng_key, step_key = jax.random.split(own_key)
-        sigma = noise.stddev_of_step(noise_stddev, draws)
+        opened = open_step(updates, params, draws, noise_stddev)
+        updates, rng_key, step_key, sigma = opened
         shares = jnp.array(d, float)
         also = sigma, shares, state.earlier_keys
         step_key = noise.key_of_step(step_key, updates, *also)
@@ -145,11 +139,8 @@ def add_correlated_noise(
             """Adds the share of the step that was j steps ago."""
             key_then = jax.random.wrap_key_data(words[j], impl=kind)
             share = jnp.where(j <= draws.noised_steps, shares[j], 0.0) * sigma
-            return jax.tree.map(
-                lambda g, z: g + share.astype(z.dtype) * z,
-                noised,
-                noise.gaussian_like(key_then, noised),
-            )
+            add = lambda g, z: g + share.astype(z.dtype) * z
+            return jax.tree.map(add, noised, noise.gaussian_like(key_then, noised))
 
         noised = with_draws_of(0, updates)
         noised = jax.lax.fori_loop(1, len(d), with_draws_of, noised)
@@ -158,24 +149,6 @@ def add_correlated_noise(
         return noised, AddCorrelatedNoiseState(next_state, earlier_keys)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-class _Correlated(Noise):
-    """Noise of which later steps take a part back."""
-
-    def stddev(self, mechanism: Any) -> Callable[..., jax.Array]:
-        """A schedule, which grows over the first steps and then is one number."""
-        norms = np.sqrt(np.cumsum(np.square(mechanism.noising_coefficients)))
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        last = len(norms) - 1
-        return lambda step: jnp.asarray(level * norms, float)[jnp.minimum(step, last)]
-
-    def transformation(
-        self, mechanism: Any, key: jax.Array
-    ) -> optax.GradientTransformation:
-        """`add_correlated_noise` of the mechanism's coefficients."""
-        level = mechanism.noise_multiplier * mechanism.sensitivity
-        return add_correlated_noise(level, mechanism.noising_coefficients, key=key)
 
 
 @names.explained
@@ -250,19 +223,15 @@ class CorrelatedGaussian(Mechanism):
     batches_per_epoch: int
     iterations: int
     normalize_by: float
-    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     clip_rule: ClipRule = FLAT
 
     # Not iterations, which decide how large the matrix is.
     solvable = ("noise_multiplier",)
     # The batch of an example is independent of the others, and of its content.
-    relations = {
-        _ADD_OR_REMOVE_ONE: (PLD, RDP),
-        _REPLACE_ONE: (PLD, RDP),
-        _REPLACE_SPECIAL: (PLD, RDP),
-    }
+    relations = dict.fromkeys(NeighboringRelation, (PLD, RDP))
     deals_epochs = True
-    _noise = _Correlated()
+    has_independent_noise = False
 
     def __post_init__(self):
         validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -271,6 +240,17 @@ class CorrelatedGaussian(Mechanism):
         # JSON has lists.
         d = strategies.checked(self.noising_coefficients)
         object.__setattr__(self, "noising_coefficients", d)
+
+    @property
+    def noise_stddev(self) -> Callable[..., jax.Array]:
+        """Grows over the first steps and then is one number."""
+        squares = np.square(self.noising_coefficients)
+        return schedule(self, np.sqrt(np.cumsum(squares)))
+
+    def _noise(self, key: jax.Array) -> optax.GradientTransformation:
+        """Returns `add_correlated_noise` of the coefficients."""
+        level = self.noise_multiplier * self.sensitivity
+        return add_correlated_noise(level, self.noising_coefficients, key=key)
 
     @property
     def pads_batches(self) -> bool:

@@ -20,14 +20,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.contrib import _around
-from dpadambc.contrib.scaling import scale_examples
-from dpadambc.core import names, validate
+from dpadambc.contrib.scaling import check_noise, scale_examples
+from dpadambc.core import validate
 from dpadambc.core.clip import check_gradients
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.privatize import privatize
-from dpadambc.transforms.cast import cast_to_params
-from dpadambc.transforms.dtypes import check_decay, wide_zeros_like
+from dpadambc.mechanisms import names
+from dpadambc.transforms.dtypes import check_decay, descent, wide_zeros_like
 
 
 class DelayedPreconditionerState(NamedTuple):
@@ -166,7 +165,7 @@ def delayed_preconditioner(
 
     def init_fn(params):
         inner_state = inner.init(params)
-        _around.check_noise(inner_state)
+        check_noise(inner_state)
         zeros = wide_zeros_like(params)
         return DelayedPreconditionerState(
             count=jnp.zeros([], jnp.int32),
@@ -187,13 +186,11 @@ def delayed_preconditioner(
             return decay * v + (1 - decay) * jnp.square(total / interval)
 
         scaled = scale_examples(updates, jax.tree.map(factor, state.nu))
-        private, inner_state = inner.update(
-            scaled, state.inner_state, params, **extra_args
-        )
+        before = state.inner_state
+        private, inner_state = inner.update(scaled, before, params, **extra_args)
         private = jax.tree.map(lambda g: jnp.where(divides, unit * g, g), private)
-        total = optax.tree.where(
-            divides, state.accumulator, optax.tree.add(state.accumulator, private)
-        )
+        total = optax.tree.add(state.accumulator, private)
+        total = optax.tree.where(divides, state.accumulator, total)
         nu = optax.tree.where(is_end, jax.tree.map(average, state.nu, total), state.nu)
         total = optax.tree.where(is_end, optax.tree.zeros_like(total), total)
         return private, DelayedPreconditionerState(
@@ -283,17 +280,14 @@ def dp2_rmsprop(
         divides = is_preconditioned(count, interval, preconditioned_interval)
         return jnp.where(divides, at(preconditioned_learning_rate), at(learning_rate))
 
-    one_rate = preconditioned_learning_rate is None
-    return optax.chain(
-        delayed_preconditioner(
-            privatize(mechanism, key=key),
-            interval=interval,
-            preconditioned_interval=preconditioned_interval,
-            l2_clip_norm=mechanism.l2_clip_norm,
-            preconditioned_clip_norm=preconditioned_clip_norm,
-            decay=decay,
-            eps=eps,
-        ),
-        optax.scale_by_learning_rate(learning_rate if one_rate else schedule),
-        cast_to_params(),
+    rate = learning_rate if preconditioned_learning_rate is None else schedule
+    preconditioner = delayed_preconditioner(
+        privatize(mechanism, key=key),
+        interval=interval,
+        preconditioned_interval=preconditioned_interval,
+        l2_clip_norm=mechanism.l2_clip_norm,
+        preconditioned_clip_norm=preconditioned_clip_norm,
+        decay=decay,
+        eps=eps,
     )
+    return descent(rate, preconditioner)

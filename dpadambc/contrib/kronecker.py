@@ -12,7 +12,7 @@ engine sees a product of factors times a matrix, which is a product of factors.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,9 @@ import optax
 from dpadambc.core import validate
 from dpadambc.core.arrays import at_least_float32, widen
 from dpadambc.core.per_example import Arguments
-from dpadambc.engine.interface import Gradient, Shape, Side, pytree
+from dpadambc.engine.convolution import Convolution
+from dpadambc.engine.interface import Gradient, Shape, pytree
+from dpadambc.engine.product import Product
 from dpadambc.engine.rounding import EXACT
 from dpadambc.engine.transform import factored_outputs
 
@@ -79,7 +81,35 @@ class KroneckerPreconditioner:
         return f"KroneckerPreconditioner({touched} of {len(self.names)} parameters)"
 
 
-def _second_moment(side: Side, max_size: int, scale: float) -> tuple[_Factor, ...]:
+class _Side(NamedTuple):
+    """A factor of a gradient that is a product."""
+
+    rows: jax.Array  # (shared, contracted, own)
+    shared: Shape  # the axes of the gradient that both factors have
+    own: Shape  # those that this factor alone has, in the order of its columns
+
+
+def _sides(grad: Gradient) -> tuple[_Side, _Side] | None:
+    """Returns the factors of a product or of a convolution, whose patches it forms."""
+    if isinstance(grad, Product):
+        place = lambda names: tuple(grad.out_axes.index(i) for i in names)
+        factors = (grad.a, grad.a_axes), (grad.g, grad.g_axes)
+        matrices = [grad.matrix(x, axes) for x, axes in factors]
+        a, g = (_Side(x, place(grad.shared), place(own)) for x, own in matrices)
+        return a, g
+    if not isinstance(grad, Convolution) or grad.window.groups > 1:
+        return None
+    x, start = grad.window.padded(grad.x), (0,) * len(grad.window.taps)
+    order, first = grad.permutation, grad.num_stacked
+    *others, last = (order.index(i) for i in range(len(order)))
+    shared, own = tuple(others[:first]), tuple(others[first:])
+    return (
+        _Side(grad.patches(x, start, grad.window.taps), shared, own),
+        _Side(grad.grouped(grad.g), shared, (last,)),
+    )
+
+
+def _second_moment(side: _Side, max_size: int, scale: float) -> tuple[_Factor, ...]:
     """The sum over rows of their outer products; none where it is too large."""
     rows = side.rows.astype(at_least_float32(side.rows.dtype))
     if rows.shape[-1] > max_size:
@@ -94,16 +124,14 @@ def _second_moments(grad: Gradient, max_size: int) -> tuple[_Factor, ...]:
     product has the size of the gradient's own second moment.
     """
     if len(grad.shape) == 1:
-        row = Side(grad.dense()[None, None], (), (0,))
+        row = _Side(grad.dense()[None, None], (), (0,))
         return _second_moment(row, max_size, 1.0)
-    sides = grad.sides()
+    sides = _sides(grad)
     if sides is None:
         return ()
     positions = max(sides[0].rows.shape[1], 1)
-    return (
-        *_second_moment(sides[0], max_size, 1 / positions),
-        *_second_moment(sides[1], max_size, 1.0),
-    )
+    first = _second_moment(sides[0], max_size, 1 / positions)
+    return (*first, *_second_moment(sides[1], max_size, 1.0))
 
 
 def _inverse_root(factor: _Factor, damping: jax.typing.ArrayLike) -> _Factor:
@@ -202,9 +230,7 @@ def kronecker_preconditioner(
     num_examples = Arguments(0, None, None).check((params, *public_examples))
     names, shapes = _parameters(params)
     gradients_of = factored_outputs(
-        lambda *args: (None, jax.grad(loss_fn)(*args)),
-        frozenset(),
-        settles=False,
+        lambda *args: (None, jax.grad(loss_fn)(*args)), frozenset(), settles=False
     )
 
     def moments_of(example):
@@ -215,9 +241,7 @@ def kronecker_preconditioner(
         return jax.tree.map(jnp.add, total, moments_of(example)), None
 
     first = jax.tree.map(lambda x: x[0], public_examples)
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(moments_of, first)
-    )
+    zeros = optax.tree.zeros_like(jax.eval_shape(moments_of, first))
     total, _ = jax.lax.scan(add, zeros, public_examples)
     if not jax.tree.leaves(total):
         raise ValueError(
@@ -226,9 +250,8 @@ def kronecker_preconditioner(
         )
     mean = jax.tree.map(lambda x: x / num_examples, total)
     is_factor = lambda x: isinstance(x, _Factor)
-    roots = jax.tree.map(
-        lambda factor: _inverse_root(factor, damping), mean, is_leaf=is_factor
-    )
+    root = lambda factor: _inverse_root(factor, damping)
+    roots = jax.tree.map(root, mean, is_leaf=is_factor)
     return KroneckerPreconditioner(roots, names, shapes)
 
 

@@ -7,7 +7,7 @@ is noised with them, by the same key and at the same level.
 
 import abc
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import dp_accounting
 import jax
@@ -16,12 +16,12 @@ import optax
 
 from dpadambc.core import clip, clipped_sum, validate
 from dpadambc.core.gradient import seals_agree
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.mechanism import PrivateGradient, scaled_multiplier
 from dpadambc.core.mesh import with_automatic_axes
 from dpadambc.core.noise import add_dp_noise
-from dpadambc.core.privatize import Noise, PrivateGradient, scaled_multiplier
 from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms.checks import check_independent_noise
+from dpadambc.mechanisms.mechanism import Mechanism
 
 # The bound stays within this factor of the one that it starts from, either way. For a
 # start near one that is far from where squares of float32 numbers vanish or overflow.
@@ -43,82 +43,6 @@ class MovingBoundState(NamedTuple):
 def _with(tree: Any, number: Any) -> Any:
     """A gradient with one more coordinate."""
     return tree, jnp.asarray(number)
-
-
-class _WithSum(Noise):
-    """Independent noise on the gradient and on the sum that moves the bound."""
-
-    is_independent = True
-
-    def stddev(self, mechanism: Any) -> Any:
-        """The noise multiplier that the price of the sum leaves for the gradient."""
-        return scaled_multiplier(mechanism.gradient_multiplier, mechanism.sensitivity)
-
-    def transformation(
-        self, mechanism: Any, key: jax.Array
-    ) -> optax.GradientTransformation:
-        """None of a sum without the one that moves the bound."""
-        raise TypeError(
-            "Expected privatize, a chain such as dp_adam_bc, or training.fit for"
-            f" {type(mechanism).__name__}, whose bound follows from a sum of its own,"
-            " got add_noise."
-        )
-
-    def private_gradient(self, mechanism: Any, key: jax.Array) -> PrivateGradient:
-        """A clip at the bound in the state, which the noise moves."""
-        noise = add_dp_noise(mechanism.noise_stddev, key=key)
-        start, divisor = mechanism.l2_clip_norm, mechanism.normalize_by
-        rule = mechanism.clip_rule
-        unit = mechanism.unit()
-
-        def init_fn(params):
-            clip.check_parameters(params, rule)
-            # In float32 whatever the parameters are in: a constant to the clip.
-            first = jnp.asarray(start, jnp.float32)
-            return MovingBoundState(first, noise.init(_with(params, 0.0)))
-
-        def clip_fn(gradients, state, params, *, precision=None, **extra_args):
-            mask = extra_args.get("is_padding_example")
-            if not clip.check_gradients(gradients, params, **extra_args):
-                return clip.Sums(gradients, jnp.zeros([]))
-            # In units of the bound: the sensitivity is that of the first step. Rounded
-            # up, for the bound is in float32, and the sum may be in float64.
-            rounding = 1 + 4 * jnp.finfo(jnp.float32).eps
-            units = state.l2_clip_norm / start * rounding
-            chosen = rule, precision
-
-            def clip_and_sum(bound, normalize_by, gradients, mask):
-                found = clip.factors(gradients, params, bound, mask, *chosen)
-                return clip.Sums(
-                    clip.weighted_sum(gradients, params, found, normalize_by, *chosen),
-                    _sum_of_indicators(
-                        mechanism, gradients, params, mask, found, bound
-                    ),
-                )
-
-            return with_automatic_axes(
-                clip_and_sum,
-                clip.specs_of_sums(params),
-                state.l2_clip_norm,
-                divisor * units,
-                gradients,
-                mask,
-            )
-
-        def noise_fn(sums, state, params=None):
-            both = _with(sums.gradient, unit * sums.beside)
-            noised: Any
-            noised, noise_state = noise.update(
-                clipped_sum.close_sums(both, None, None),
-                state.noise,
-                None if params is None else _with(params, 0.0),
-            )
-            gradient, observed = noised
-            mean = observed / (unit * divisor)
-            moved = mechanism.moved(state.l2_clip_norm, mean)
-            return gradient, MovingBoundState(moved, noise_state)
-
-        return PrivateGradient(init_fn, clip_fn, noise_fn)
 
 
 def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Array:
@@ -173,8 +97,6 @@ class MovingBound(Mechanism):
     mechanism: Mechanism
     learning_rate: float
 
-    _noise = _WithSum()
-
     def __post_init__(self):
         check_independent_noise(self.mechanism)
         if isinstance(self.mechanism, MovingBound):
@@ -198,6 +120,65 @@ class MovingBound(Mechanism):
     pads_batches = _of_mechanism("pads_batches")
     terms_per_unit = _of_mechanism("terms_per_unit")
     accounted_as = _of_mechanism("accounted_as")
+
+    @property
+    def noise_stddev(self) -> Any:
+        """The noise multiplier that the price of the sum leaves, times Δ."""
+        return scaled_multiplier(self.gradient_multiplier, self.sensitivity)
+
+    def _noise(self, key: jax.Array) -> optax.GradientTransformation:
+        """Raises: a sum without the one that moves the bound gets no noise."""
+        raise TypeError(
+            "Expected privatize, a chain such as dp_adam_bc, or training.fit for"
+            f" {type(self).__name__}, whose bound follows from a sum of its own,"
+            " got add_noise."
+        )
+
+    def private_gradient(self, key: jax.Array) -> PrivateGradient:
+        """Clips at the bound in the state, which the noise moves."""
+        noise = add_dp_noise(self.noise_stddev, key=key)
+        start, divisor = self.l2_clip_norm, self.normalize_by
+        rule = self.clip_rule
+        unit = self.unit()
+
+        def init_fn(params):
+            clip.check_parameters(params, rule)
+            # In float32 whatever the parameters are in: a constant to the clip.
+            first = jnp.asarray(start, jnp.float32)
+            return MovingBoundState(first, noise.init(_with(params, 0.0)))
+
+        def clip_fn(gradients, state, params, *, precision=None, **extra_args):
+            mask = extra_args.get("is_padding_example")
+            if not clip.check_gradients(gradients, params, **extra_args):
+                return clip.Sums(gradients, jnp.zeros([]))
+            # In units of the bound: the sensitivity is that of the first step. Rounded
+            # up, for the bound is in float32, and the sum may be in float64.
+            rounding = 1 + 4 * jnp.finfo(jnp.float32).eps
+            units = state.l2_clip_norm / start * rounding
+            chosen = rule, precision
+
+            def clip_and_sum(bound, normalize_by, gradients, mask):
+                found = clip.factors(gradients, params, bound, mask, *chosen)
+                return clip.Sums(
+                    clip.weighted_sum(gradients, params, found, normalize_by, *chosen),
+                    _sum_of_indicators(self, gradients, params, mask, found, bound),
+                )
+
+            numbers = state.l2_clip_norm, divisor * units
+            specs = clip.specs_of_sums(params)
+            return with_automatic_axes(clip_and_sum, specs, *numbers, gradients, mask)
+
+        def noise_fn(sums, state, params=None):
+            both = _with(sums.gradient, unit * sums.beside)
+            closed = clipped_sum.close_sums(both, None, None, is_masked=True)
+            like = None if params is None else _with(params, 0.0)
+            noised, noise_state = noise.update(closed, state.noise, like)
+            gradient, observed = cast(Any, noised)
+            mean = observed / (unit * divisor)
+            moved = self.moved(state.l2_clip_norm, mean)
+            return gradient, MovingBoundState(moved, noise_state)
+
+        return PrivateGradient(init_fn, clip_fn, noise_fn)
 
     @property
     @abc.abstractmethod

@@ -112,11 +112,8 @@ def with_prediction(
 
     @functools.wraps(loss_fn)  # for its key
     def combined(params, direction, *example, **key):
-        ahead = jax.tree.map(
-            lambda p, d: p + jnp.asarray(gamma * d, jnp.result_type(p)),
-            params,
-            direction,
-        )
+        move = lambda p, d: p + jnp.asarray(gamma * d, jnp.result_type(p))
+        ahead = jax.tree.map(move, params, direction)
         here = loss_fn(params, *example, **key)
         return share * loss_fn(ahead, *example, **key) + (1 - share) * here
 

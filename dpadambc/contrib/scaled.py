@@ -22,8 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.contrib import _around
-from dpadambc.contrib.scaling import OuterProduct, scale_examples
+from dpadambc.contrib.scaling import OuterProduct, check_noise, scale_examples
 from dpadambc.core import validate
 from dpadambc.core.clip import check_gradients
 from dpadambc.transforms.dtypes import check_decay, wide_zeros_like
@@ -137,7 +136,7 @@ def scale_then_privatize(
 
     def init_fn(params):
         inner_state = inner.init(params)
-        _around.check_noise(inner_state)
+        check_noise(inner_state)
         return ScaleThenPrivatizeState(
             count=jnp.zeros([], jnp.int32),
             nu=jax.tree.map(average_of, wide_zeros_like(params)),
@@ -151,9 +150,8 @@ def scale_then_privatize(
         squares = jax.tree.map(lambda v: v / weight + eps**2, state.nu)
         divisors = jax.tree.map(_root, squares, is_leaf=is_moment)
         inverses = jax.tree.map(lambda d: 1 / d, divisors)
-        divided, inner_state = inner.update(
-            scale_examples(updates, inverses), state.inner_state, params, **extra_args
-        )
+        before, scaled = state.inner_state, scale_examples(updates, inverses)
+        divided, inner_state = inner.update(scaled, before, params, **extra_args)
 
         def scale_back(g, divisor):
             return g * (divisor.dense() if is_moment(divisor) else divisor)

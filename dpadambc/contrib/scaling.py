@@ -9,13 +9,36 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
+from dpadambc.contrib.moving_bound import MovingBoundState
 from dpadambc.core.arrays import at_least_float32
 from dpadambc.core.gradient import PerExampleGradient, close_array, is_per_example
 from dpadambc.core.mesh import spec_of_examples, specs_of, with_automatic_axes
+from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.engine import rounding
 from dpadambc.engine.forms import Dense
+from dpadambc.engine.interface import Gradient
 
 SCALED = "materialized: scaled"
+
+
+def check_noise(inner_state: Any) -> None:
+    """Raises unless the state has noise in it, on a sum clipped at a fixed bound.
+
+    Divisors are made of private gradients. Without noise no epsilon would cover them,
+    and with a moving bound they would be in another unit in each step.
+    """
+    is_noise = lambda node: isinstance(node, MovingBoundState | AddDPNoiseState)
+    kinds = set(map(type, jax.tree.leaves(inner_state, is_leaf=is_noise)))
+    if MovingBoundState in kinds:
+        raise ValueError(
+            "Expected private_gradient of a mechanism with a fixed bound, got one that"
+            " moves. Give a mechanism without quantile or slack clipping."
+        )
+    if AddDPNoiseState not in kinds:
+        raise ValueError(
+            "Expected private_gradient with add_dp_noise in it, got one without noise."
+            " Give dpadambc.privatize(mechanism, key=key)."
+        )
 
 
 class OuterProduct(NamedTuple):
@@ -53,6 +76,18 @@ def scale_examples(gradients: optax.Updates, factors: optax.Params) -> optax.Upd
     return jax.tree.map(scale, gradients, factors, is_leaf=is_per_example)
 
 
+def _along_each_axis(grad: Gradient, vectors: tuple[jax.Array, ...]) -> Gradient | None:
+    """Multiplies a gradient by an outer product of vectors, one for each axis."""
+    times = lambda g, x: g.astype(at_least_float32(jnp.result_type(g, x))) * x
+    for axis, vector in enumerate(vectors):
+        ones = [-1 if i == axis else 1 for i in range(len(vectors))]
+        scaled = grad.entrywise(times, vector.reshape(ones))
+        if scaled is None:
+            return None
+        grad = scaled
+    return grad
+
+
 def _scaled_along(
     leaf: PerExampleGradient, vectors: tuple[jax.Array, ...]
 ) -> PerExampleGradient | None:
@@ -60,8 +95,8 @@ def _scaled_along(
     dtypes = []
 
     def product(leaf, vectors):
-        grad = jax.vmap(lambda grad: grad.scaled_along(vectors))(
-            rounding.pinned(leaf.open())
+        grad = jax.vmap(_along_each_axis, (0, None))(
+            rounding.pinned(leaf.open()), vectors
         )
         dtypes.extend(x.dtype for x in jax.tree.leaves(grad))
         return jax.tree.map(close_array, grad)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from dpadambc.contrib.moving_bound import MovingBound
 from dpadambc.core import validate
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.mechanisms.mechanism import Mechanism
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,50 +9,47 @@ How a run is laid out. These change a sum by rounding alone, or no number at all
 1. `leaves`: data that JAX does not take are refused, and no error shows a row.
 2. `modules`: which variables of a module of Flax NNX are trained.
 3. `mesh`: the shardings of a run on several devices.
-4. `memory`: the largest microbatch that fits.
-5. `microbatches`: a function of a batch, a few examples at a time; each example counts
+4. `microbatches`: a function of a batch, a few examples at a time; each example counts
    once. [Optax: `microbatch`]
-6. `roots`: where a function of a number changes its sign.
-7. `names`: which arguments have another name elsewhere.
 
 From examples to a private gradient:
 
-8. `validate`: arguments have the right type and range. In 32 bits or more, too.
-9. `arrays`: dtypes of at least float32; the axes on which arrays vary in `shard_map`.
-10. `keys`: keys made from keys, so that no two draws share one. A checksum of all bits
-    of a tree, equal on all devices.
-11. `gradient`: the gradients of single examples, sealed: no arithmetic mixes examples
-    before the clip.
-12. `clipped_sum`: a sum that is closed until the noise opens all of it, and carries the
-    clip norm and the normalizer.
-13. `per_example`: the gradient of an example depends on that example alone.
-14. `clip`: an example moves the sum by at most C / B, whatever the rule, and padding or
+5. `validate`: arguments have the right type and range. Floating-point arrays must have
+   at least 32 bits.
+6. `arrays`: dtypes of at least float32; the axes on which arrays vary in `shard_map`.
+7. `keys`: keys made from keys, so that no two draws share one. A checksum of all bits
+   of a tree, equal on all devices.
+8. `gradient`: the gradients of single examples, sealed: no arithmetic mixes examples
+   before the clip.
+9. `clipped_sum`: a sum that is closed until the noise opens all of it, and carries the
+   clip norm and the normalizer.
+10. `per_example`: the gradient of an example depends on that example alone.
+11. `clip`: an example moves the sum by at most C / B, whatever the rule, and padding or
     an example whose norm is not finite adds exactly zero.
-15. `clipped_grad`: the same sum, a few examples at a time.
-16. `noise`: independent Gaussian noise of the stated level on every coordinate, by a
+12. `clipped_grad`: the same sum, a few examples at a time.
+13. `noise`: independent Gaussian noise of the stated level on every coordinate, by a
     key that no other sum shares.
-17. `privatize`: clip and noise as one transformation, for batches as the mechanism
-    draws them, with their mask.
 
 From the private gradient to a run and its epsilon:
 
-18. `sampling`: each example is in a batch with the stated probability, independently of
+14. `sampling`: each example is in a batch with the stated probability, independently of
     the others, and batches have a static shape.
-19. `accounting`: an upper bound on the epsilon of an event, with the rounding of its
+15. `accounting`: an upper bound on the epsilon of an event, with the rounding of its
     grid. [dp-accounting, SciPy]
-20. `calibrate`: no calibrated number exceeds its target.
-21. `mechanism`: one frozen value gives the level, the event and the draw, so noise,
+16. `mechanism`: one frozen value gives the level, the event and the draw, so noise,
     sampler and accountant agree.
-22. `spending`: runs on the same people's data compose.
-23. `data`: examples come by the indices of a batch, from arrays or any source.
-24. `step`: one step draws, clips, adds noise and updates; the optimizer sees the
+17. `privatize`: clip and noise as one transformation, for batches as the mechanism
+    draws them, with their mask.
+18. `spending`: runs on the same people's data compose.
+19. `data`: examples come by the indices of a batch, from arrays or any source.
+20. `step`: one step draws, clips, adds noise and updates; the optimizer sees the
     private gradient alone. What is known to change rounding is in the key of its
     batches.
-25. `identity`: a digest of mechanism, program, data and start; two runs that differ in
+21. `identity`: a digest of mechanism, program, data and start; two runs that differ in
     it have different batches under one key.
-26. `programs`: a compiled program is found by all that its compiler was given, never by
+22. `programs`: a compiled program is found by all that its compiler was given, never by
     a function.
-27. `fit`: takes no step beyond the budget, and reports every step it may have taken.
+23. `fit`: takes no step beyond the budget, and reports every step it may have taken.
 
 The engine. Its reference is `method="vmap"`, with which `audit` compares it on your
 model. What a program may do to the examples:
@@ -71,9 +68,6 @@ The forms of a gradient, each with a squared norm that is never below the true o
 * `engine.convolution`: of kernels in convolutions.
 * `engine.lookup`: of embedding tables.
 * `engine.view`: a form with its entries moved.
-* `engine.hadamard`: a form times an array, entry by entry.
-* `engine.facts`: what is known about one array of a program.
-* `engine.shared`: a form and arrays that all examples share.
 
 From the program of a loss to forms, and to a sum:
 

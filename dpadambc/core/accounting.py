@@ -54,7 +54,7 @@ def check_delta(target_delta: float, num_examples: int | None = None) -> None:
 
 
 def gaussian(noise_multiplier: float, relation: NeighboringRelation) -> GaussianDpEvent:
-    """A Gaussian on the whole data set.
+    """Returns the Gaussian mechanism without subsampling.
 
     Args:
       noise_multiplier: the standard deviation over the sensitivity.
@@ -111,9 +111,9 @@ _NOISY = (GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent, Own
 
 
 def _loss_and_rate(step: DpEvent) -> tuple[float, float]:
-    """About the privacy loss of a step that hits, and the rate at which it does.
+    """Estimates the privacy loss of a step that hits, and the rate at which it does.
 
-    There is no amplification in it: enough to tell what is astronomical.
+    It ignores amplification, and is precise enough to reject absurdly large budgets.
     """
     rate: Any = getattr(step, "sampling_probability", getattr(step, "rate", 1.0))
     if isinstance(step, dp_accounting.SampledWithoutReplacementDpEvent):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.arrays import shard_map_axes, varying_axes
 from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import (
@@ -110,54 +110,20 @@ class Flat(ClipRule):
 FLAT = Flat()
 
 
+def clip_numbers(
+    l2_clip_norm: jax.typing.ArrayLike, normalize_by: jax.typing.ArrayLike
+) -> tuple[Any, Any]:
+    """C and B, checked: Python numbers in place of arrays that JAX does not trace."""
+    validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
+    validate.positive(normalize_by=normalize_by)
+    read = validate.python_number
+    return read(l2_clip_norm=l2_clip_norm), read(normalize_by=normalize_by)
+
+
 def check_rule(clip_rule: Any) -> None:
     """Raises unless it is a `ClipRule`."""
     if not isinstance(clip_rule, ClipRule):
         raise TypeError(f"Expected clip_rule as a ClipRule, got {type(clip_rule)}.")
-
-
-@names.explained
-def sensitivity(
-    l2_clip_norm: float,
-    *,
-    normalize_by: float,
-    neighboring_relation: NeighboringRelation,
-) -> float:
-    r"""The L2 sensitivity of a clipped, normalized sum.
-
-    .. math:: \Delta = C / B
-        \text{ (add or remove one; replace by zero)}, \qquad
-        \Delta = 2 C / B \text{ (replace one)}
-
-    Args:
-      l2_clip_norm: C, the bound on one example's gradient norm.
-      normalize_by: B, the public number that the sum is divided by.
-      neighboring_relation: the difference of two neighboring datasets.
-
-    Returns:
-      The largest L2 distance between the values of `clip_per_example` or
-      `clipped_grad` on two neighboring batches.
-
-    Raises:
-      TypeError: if `neighboring_relation` is not a `NeighboringRelation`.
-
-    Example:
-      >>> import dpadambc
-      >>> relation = dpadambc.NeighboringRelation.REPLACE_ONE
-      >>> dpadambc.sensitivity(1.0, normalize_by=4, neighboring_relation=relation)
-      0.5
-    """
-    relation = neighboring_relation
-    if not isinstance(relation, NeighboringRelation):
-        raise TypeError(
-            f"Expected a neighboring_relation of its type, got {type(relation)}."
-        )
-    examples_changed = {
-        NeighboringRelation.ADD_OR_REMOVE_ONE: 1,
-        NeighboringRelation.REPLACE_SPECIAL: 1,
-        NeighboringRelation.REPLACE_ONE: 2,
-    }
-    return examples_changed[relation] * l2_clip_norm / normalize_by
 
 
 def _clip_weights(
@@ -373,7 +339,6 @@ def clipped_sums(
     return with_automatic_axes(clip_and_sum, specs_of_sums(params), *args)
 
 
-@names.explained
 def clip_per_example(
     l2_clip_norm: jax.typing.ArrayLike,
     *,
@@ -392,7 +357,7 @@ def clip_per_example(
     and accepts `is_padding_example`, shape (batch,), bool: True where an example is
     padding. Chain it first: a stage before it is refused. It returns a `ClippedSum` for
     each parameter, in at least float32, which `add_dp_noise` opens. Rows that are not
-    of the same examples in all parameters give NaN.
+    of the same examples in all parameters, or of one example twice, give NaN.
 
     Guarantees:
       * On batches that differ by one example added or removed, or replaced by
@@ -404,14 +369,16 @@ def clip_per_example(
       * B is the number given here, never the size of the batch, which is private
         under Poisson sampling.
 
-      They hold up to the rounding of a float32 sum, where products round too. Norms of
-      factored gradients carry an allowance for it, below C / 1000. For arrays C must be
-      well above 1e-18. A part of the parameters, as of `optax.masked`, is refused.
+      They hold up to the rounding of a float32 sum over examples, where products round
+      too. Norms of factored gradients carry an allowance for all sums over the terms of
+      one example, mostly below C / 1000. For arrays C must be well above 1e-18. A part
+      of the parameters, as of `optax.masked`, is refused.
 
     Args:
-      l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too.
+      l2_clip_norm: C, positive; infinity turns clipping off, and the guarantee too. A
+        number that JAX traces is taken, and refused before the noise of a mechanism.
       normalize_by: B, positive: a public number, usually the expected batch size
-        `sampling_prob * num_examples`, rounded.
+        `sampling_prob * num_examples`, rounded. Traced, the same as C.
       clip_rule: which share of each gradient is taken, at most C / norm, such as
         `clipping.Automatic()`; by default min(1, C / norm).
       precision: of products, on a GPU or TPU. By default TF32 or bfloat16, and a bound
@@ -443,11 +410,9 @@ def clip_per_example(
       Abadi et al., `Deep Learning with Differential Privacy
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
-    validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
-    validate.positive(normalize_by=normalize_by)
+    numbers = clip_numbers(l2_clip_norm, normalize_by)
     check_rule(clip_rule)
     validate.precision(precision)
-    numbers = l2_clip_norm, normalize_by
 
     def init_fn(params):
         check_parameters(params, clip_rule)
@@ -456,6 +421,9 @@ def clip_per_example(
     def update_fn(updates, state, params=None, **extra_args):
         chosen = {"clip_rule": clip_rule, "precision": precision}
         sums = clipped_sums(updates, params, *numbers, **chosen, **extra_args)
-        return close_sums(sums.gradient, *numbers), state
+        is_masked = extra_args.get("is_padding_example") is not None or all(
+            leaf.is_masked for leaf in per_example_leaves(updates)
+        )
+        return close_sums(sums.gradient, *numbers, is_masked=is_masked), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.clip import (
     FLAT,
     ClipRule,
     Sums,
-    clip_per_example,
+    check_rule,
+    clip_numbers,
     clipped_sums,
     specs_of_sums,
 )
@@ -23,7 +24,6 @@ from dpadambc.engine import rounding
 from dpadambc.engine.transform import Method
 
 
-@names.explained
 def clipped_grad(
     fun: Callable[..., Any],
     argnums: Argnums = 0,
@@ -44,17 +44,17 @@ def clipped_grad(
     r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
 
     The value is that of `per_example_grad` followed by `clip_per_example`, with the
-    same guarantees, and with memory for `microbatch_size` examples only. It knows no
-    mechanism, so it cannot require `is_padding_example`. Without the mask every row of
-    the batch counts as an example, padding too.
+    same guarantees, and with memory for `microbatch_size` examples only. Without
+    `is_padding_example` every row of the batch counts as an example, padding too, and
+    the noise of a mechanism whose batches are padded refuses the sum.
 
     Args:
       fun: the loss of one example; see `per_example_grad`.
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns `(loss, aux)`.
       l2_clip_norm: C, the bound on one example's gradient norm.
-      normalize_by: B, the public number that the sum is divided by. An array is
-        refused: it could depend on the batch, as its size does.
+      normalize_by: B, the public number that the sum is divided by. One that JAX
+        traces is refused: it could depend on the batch, as its size does.
       microbatch_size: how many examples are in memory at once; all by default. It
         changes the result by rounding only, and need not divide the batch size. (With a
         key of JAX's kinds `rbg`, dropout depends on it too.)
@@ -82,7 +82,7 @@ def clipped_grad(
 
     Raises:
       ValueError: as `per_example_grad` and `clip_per_example`.
-      TypeError: as these, and if `normalize_by` is an array.
+      TypeError: as these, and if JAX traces `normalize_by`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -93,15 +93,14 @@ def clipped_grad(
       >>> print(values, [f"{x:.3f}" for x in gradient.value])
       [7.  0.5] ['0.300', '0.650']
     """
+    numbers = l2_clip_norm, normalize_by = clip_numbers(l2_clip_norm, normalize_by)
     if isinstance(normalize_by, jax.Array):
-        raise TypeError("Expected normalize_by as a float, got an array of JAX.")
-    # For its checks.
-    clip_per_example(
-        l2_clip_norm,
-        normalize_by=normalize_by,
-        clip_rule=clip_rule,
-        precision=precision,
-    )
+        raise TypeError(
+            "Expected normalize_by as a float, got one that JAX traces. Divide by a"
+            " public number, not by the size of the batch."
+        )
+    check_rule(clip_rule)
+    validate.precision(precision)
 
     def clip_fn(gradients, numbers, params, **masks):
         chosen = {"clip_rule": clip_rule, "precision": precision}
@@ -117,12 +116,12 @@ def clipped_grad(
         method,
         expected_size=normalize_by if skip_padding else None,
     )
-    numbers = l2_clip_norm, normalize_by
 
     def grad_fn(*args, is_padding_example: jax.Array | None = None):
         masks = {"is_padding_example": is_padding_example}
         output, sums = all_at_once(numbers, *args, **masks)
-        gradient = close_sums(sums.gradient, *numbers)
+        is_masked = is_padding_example is not None
+        gradient = close_sums(sums.gradient, *numbers, is_masked=is_masked)
         if return_values:
             return output, gradient
         return (gradient, output[1]) if has_aux else gradient

@@ -8,8 +8,9 @@ static numbers bound the change by one example: the clip norm and the normalizer
 neighboring relation has its sensitivity from these.
 
 JAX can index, select and move closed arrays as any others. Two changes of this kind are
-not seen: rows that are repeated in place, and a sum in place of that of the same
-parameter from another clip of the same numbers.
+not seen: rows of a parameter's sum in the place of its other rows, and a sum in place
+of that of the same parameter from another clip of the same numbers. (Rows of
+per-example gradients that are taken twice are seen: see `gradient`.)
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from typing import Any, ClassVar
 
 import jax
 import optax
+from jax import core
 
 from dpadambc.core import arrays
 from dpadambc.core.gradient import (
@@ -30,7 +32,8 @@ from dpadambc.core.gradient import (
     open_array,
 )
 
-_STATIC = ("shape", "dtype", "l2_clip_norm", "normalize_by", "number", "num_together")
+_STATIC = ("shape", "dtype", "l2_clip_norm", "normalize_by", "is_masked")
+_STATIC += ("number", "num_together")
 
 
 @functools.partial(
@@ -50,8 +53,9 @@ class ClippedSum(Closed):
       shape: of the parameter.
       dtype: of the sum.
       l2_clip_norm: C, the bound on the part of one example in all sums together, before
-        the division; None where it is an array, or another in each step.
-      normalize_by: B, the divisor of the sum; None where it is an array.
+        the division; None where JAX traces it, or it is another in each step.
+      normalize_by: B, the divisor of the sum; None where JAX traces it.
+      is_masked: whether the clip saw a padding mask, even one that is all False.
       number: of this sum among those that were clipped together.
       num_together: the number of sums that were clipped together.
     """
@@ -64,6 +68,7 @@ class ClippedSum(Closed):
     dtype: Any
     l2_clip_norm: float | None
     normalize_by: float | None
+    is_masked: bool
     number: int
     num_together: int
 
@@ -78,7 +83,7 @@ class ClippedSum(Closed):
         Args:
           other: the sum of the same parameter, clipped to the same norm and divided by
             the same number. An example that is in both counts twice, which no epsilon
-            covers.
+            covers. The result counts as masked if both are.
 
         Raises:
           TypeError: if the other is no clipped sum.
@@ -86,9 +91,11 @@ class ClippedSum(Closed):
         """
         if not isinstance(other, ClippedSum):
             raise TypeError(f"Expected other as a ClippedSum, got {type(other)}.")
-        if (mine := jax.tree.structure(self)) != (its := jax.tree.structure(other)):
+        is_masked = self.is_masked and other.is_masked
+        one, two = (dataclasses.replace(x, is_masked=is_masked) for x in (self, other))
+        if (mine := jax.tree.structure(one)) != (its := jax.tree.structure(two)):
             raise ValueError(f"Expected other of the numbers {mine}, got {its}.")
-        return self._with(self.value + other.value)
+        return one._with(self.value + other.value)
 
     def sum_over(self, axis_name: Any) -> "ClippedSum":
         """The sum over the devices along axes of a `jax.shard_map`.
@@ -115,13 +122,19 @@ def close_sums(
     sums: optax.Updates,
     l2_clip_norm: jax.typing.ArrayLike | None,
     normalize_by: jax.typing.ArrayLike | None,
+    *,
+    is_masked: bool,
 ) -> optax.Updates:
-    """A tree of arrays as clipped sums, in at least float32."""
+    """A tree of arrays as clipped sums, in at least float32.
 
-    def known(number: Any) -> float | None:  # an array would be traced under `jax.jit`
-        if number is None or isinstance(number, jax.Array):
-            return None
-        return float(number)
+    Args:
+      sums: the arrays.
+      l2_clip_norm: as of `ClippedSum`, or traced.
+      normalize_by: as of `ClippedSum`, or traced.
+      is_masked: as of `ClippedSum`.
+    """
+    is_unknown = lambda x: x is None or isinstance(x, core.Tracer)
+    known = lambda x: None if is_unknown(x) else float(x)
 
     leaves, structure = jax.tree.flatten(jax.tree.map(arrays.widen, sums))
     return structure.unflatten(
@@ -131,6 +144,7 @@ def close_sums(
             dtype=x.dtype,
             l2_clip_norm=known(l2_clip_norm),
             normalize_by=known(normalize_by),
+            is_masked=is_masked,
             number=number,
             num_together=len(leaves),
         )
@@ -167,23 +181,19 @@ def materialize(gradients: optax.Updates) -> optax.Updates:
 
 
 def open_sums(
-    sums: optax.Updates,
-    params: optax.Params | None,
-    *,
-    l2_clip_norm: float | None = None,
-    normalize_by: float | None = None,
+    sums: optax.Updates, params: optax.Params | None, mechanism: Any = None
 ) -> optax.Updates:
     """The arrays of all sums that were clipped together, for the noise.
 
     Args:
       sums: a tree of `ClippedSum`.
       params: whose shapes they have, if given.
-      l2_clip_norm: of the mechanism whose noise it is, if known.
-      normalize_by: the same.
+      mechanism: whose noise it is, or None where its numbers are not known.
 
     Raises:
       TypeError: if a leaf is no `ClippedSum`.
-      ValueError: if some are missing, or have other shapes or numbers.
+      ValueError: if some are missing, have other shapes or numbers, or, for a mechanism
+        that pads batches, saw no mask.
     """
     leaves = closed_leaves(sums, ClippedSum, params)
     numbers = sorted((leaf.num_together, leaf.number) for leaf in leaves)
@@ -194,10 +204,23 @@ def open_sums(
         )
     if any(leaf.closed.shape != leaf.shape for leaf in leaves):
         raise ValueError(f"Expected gradient of the shapes of {leaves}, got others.")
-    of_noise = {"l2_clip_norm": l2_clip_norm, "normalize_by": normalize_by}
-    for name, number in of_noise.items():
-        known = {number, *(getattr(leaf, name) for leaf in leaves)} - {None}
+    for name in ("l2_clip_norm", "normalize_by"):
+        numbers = {getattr(leaf, name) for leaf in leaves}
+        if mechanism is not None and None in numbers:
+            raise ValueError(
+                "Expected clip and noise with the numbers of the mechanism, got a"
+                f" traced {name}. Give clip_per_example a Python float, or noise as a"
+                " number or schedule that you account for yourself."
+            )
+        known = {getattr(mechanism, name, None), *numbers} - {None}
         # As far apart as float32 tells numbers from each other.
         if known and not math.isclose(min(known), max(known), rel_tol=1e-6):
             raise ValueError(f"Expected one {name} in clip and noise, got {known}.")
+    is_masked = all(leaf.is_masked for leaf in leaves)
+    if getattr(mechanism, "pads_batches", False) and not is_masked:
+        raise ValueError(
+            "Expected a clip with is_padding_example, as batches of"
+            f" {type(mechanism).__name__} are padded, got one without. If nothing is"
+            " padded, give a mask that is all False."
+        )
     return materialize(sums)

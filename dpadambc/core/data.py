@@ -1,53 +1,15 @@
 """The examples of a run: arrays, or a source that is read by the index."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 
 from dpadambc.core import leaves, mesh
 from dpadambc.core.mesh import Layout
 from dpadambc.core.sampling import Batch
-
-
-@dataclasses.dataclass(frozen=True)
-class Sharded:
-    """Data whose batches are split over the devices of a mesh.
-
-    Arrays that are split along axis 0 themselves do not need it.
-
-    Args:
-      data: as for `fit`. Arrays on no mesh are replicated, and each device takes its
-        part of a batch from its copy; of a source, each process fetches the examples
-        that its devices need.
-      sharding: of each batch along axis 0.
-
-    Raises:
-      ValueError: if the sharding is of another kind.
-
-    Example:
-      >>> import jax, jax.numpy as jnp
-      >>> from jax.sharding import NamedSharding, PartitionSpec
-      >>> from dpadambc import training
-      >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
-      >>> data = training.Sharded(
-      ...     (jnp.ones((1_001, 3)),), NamedSharding(mesh, PartitionSpec("data")))
-    """
-
-    data: Any = dataclasses.field(repr=False)  # may be people's
-    sharding: NamedSharding
-
-    def __post_init__(self):
-        if mesh.named_sharding(self.sharding) is None or len(self.sharding.spec) != 1:
-            raise ValueError(
-                "Expected sharding to be a NamedSharding of a mesh of devices that"
-                " splits axis 0 alone, such as NamedSharding(mesh,"
-                f" PartitionSpec('data')), got {type(self.sharding)}."
-            )
 
 
 def is_source(data: Any) -> bool:
@@ -121,15 +83,3 @@ def fetch(source: Any, batch: Batch, layout: Layout) -> Fetched:
         return mesh.split_on_host(found, layout)
 
     return Fetched(jax.tree.map(padded_column, columns), batch.is_padding_example)
-
-
-# Several devices.
-
-
-def layout_of(params: Any, frozen: Any, data: Any, wrt: Any = None) -> Layout:
-    """The layout of a run: that of the arrays that the user has placed on a mesh."""
-    if isinstance(data, Sharded):
-        arrays = () if is_source(data.data) else leaves.with_dictionaries(data.data)
-        return mesh.layout_of(params, (frozen, arrays), [data.sharding], wrt)
-    arrays = () if is_source(data) else leaves.with_dictionaries(data)
-    return mesh.layout_of(params, frozen, mesh.shardings_of(arrays), wrt)

@@ -1,31 +1,28 @@
 """The loop: its cost, its first state, and as many steps as that allows."""
 
-import dataclasses
 import functools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
 
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
-from dpadambc.core import keys, leaves, memory, mesh, modules, validate
+from dpadambc.core import keys, leaves, mesh, modules, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.microbatches import first_rows
 from dpadambc.core.programs import Programs
 from dpadambc.core.spending import (
     Spending,
-    affordable_iterations,
     compose,
     public_numbers,
     run_of,
 )
-from dpadambc.core.step import Seen, Step, TrainState
+from dpadambc.core.step import Step, TrainState
 from dpadambc.engine import rounding
 
 
@@ -77,54 +74,6 @@ class Stop(Exception):
         self.is_public = is_public
 
 
-Callback = Callable[["Progress"], Any]
-_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
-
-
-@dataclasses.dataclass(repr=False)
-class Progress:
-    """The argument of a callback, after every call of the compiled steps.
-
-    Attributes:
-      iterations: the steps taken.
-      iterations_in_all: the step at which the run will end.
-      num_steps: the steps of this call.
-      seen: sums over the examples in these steps; *not private*.
-    """
-
-    iterations: int
-    iterations_in_all: int
-    num_steps: int
-    seen: Seen
-    _state: TrainState
-    _epsilon_after: Callable[[int], float]
-
-    @functools.cached_property
-    def state(self) -> TrainState:
-        """A copy of the state, which later steps leave as it is; *secret*."""
-        return _copied(self._state)
-
-    @functools.cached_property
-    def params(self) -> optax.Params:
-        """A copy of the parameters, to keep."""
-        return _copied(self._state.params)
-
-    @property
-    def loss(self) -> float:
-        """Mean over the examples of these steps; *not private*. It waits for them."""
-        total, count = jax.device_get(self.seen)
-        return float(total) / max(int(count), 1)
-
-    def epsilon(self) -> float:
-        """The epsilon of the steps so far, and of the runs that `fit` was told of.
-
-        It is not that of a snapshot which was chosen by outputs of later steps: such
-        a choice is made of all steps, and spends as much. The accountant takes a
-        second or so.
-        """
-        return self._epsilon_after(self.iterations)
-
-
 class Result(NamedTuple):
     """The value of `fit`: `training.Result` explains its fields."""
 
@@ -137,44 +86,10 @@ class Result(NamedTuple):
     resumed_from: int | None
     spent: Spending
 
-    def __repr__(self) -> str:
-        """The public numbers, without parameters and keys."""
-        return (
-            f"Result(iterations={self.iterations}, epsilon={self.epsilon:.4g},"
-            f" target_delta={self.target_delta:g}, stopped_by={self.stopped_by!r},"
-            f" mechanism={self.mechanism!r})"
-        )
-
     @property
     def params(self) -> optax.Params:
         """The last parameters."""
         return self.state.params
-
-    def epsilon_of_this_run(self) -> float:
-        """The epsilon of this run as the only one on these people's data."""
-        counted = self.spent.runs[-1].steps
-        return self.mechanism.epsilon(self.target_delta, iterations=counted)
-
-
-def with_microbatches(
-    step: Step, num_examples: int, state: TrainState, frozen: Any, examples_of: Any
-) -> Step:
-    """The step with the largest microbatches that fit into memory, or the least."""
-    spans = mesh.spans_processes(step.layout)
-    if (limit := memory.stated_bytes(of_all_processes=spans)) is None:
-        return step
-    of_size = lambda size: dataclasses.replace(step, microbatch_size=size)
-    arguments = state, frozen, examples_of(state)
-
-    def needed(size: int) -> int:
-        programs = Programs(of_size(size), num_examples)
-        return memory.peak_bytes(programs.steps(*arguments, iterations=1))
-
-    with mesh.on_mesh(step.layout):
-        batch = jax.eval_shape(Programs(step, num_examples).draw, state)
-    num_rows = first_rows(len(batch.indices), step.expected_size)
-    num_shards = mesh.num_shards(step.layout)
-    return of_size(memory.microbatch_size(limit, num_rows, num_shards, needed))
 
 
 def fit(  # noqa: C901 - one story, from top to bottom
@@ -184,23 +99,29 @@ def fit(  # noqa: C901 - one story, from top to bottom
     mechanism: Mechanism,
     optimizer: optax.GradientTransformation,
     *,
+    sharding: NamedSharding | None,
     key: jax.Array,
     target_delta: float,
     target_epsilon: float | None,
+    affordable: Callable[..., int],
     spent: Any,
     frozen: Any,
-    microbatch_size: int | Literal["auto"] | None,
+    microbatch_size: int | Callable[..., Step] | None,
     steps_per_call: int,
     precision: rounding.Precision,
     before_steps: Callable[[int, int, float], Any],
-    callbacks: Sequence[Callback],
+    after_steps: Callable[..., None],
     checkpoints: Any,
     wrt: Any,
 ) -> Result:
     """Trains privately: see `training.fit`, which has the arguments and the guarantees.
 
-    `before_steps` is called once, before the steps are compiled, with the steps taken
-    by a run that is resumed, the step at which this one will end, and its epsilon.
+    `sharding` is that of batches, where it is not that of the data.
+    `affordable` proposes a number of steps for a budget. `before_steps` is called once,
+    before the steps are compiled, with the steps taken by a run that is resumed, the
+    step at which this one will end, and its epsilon. `after_steps` is called after each
+    call of the steps, with the fields of a `training.Progress`. `microbatch_size` may
+    be a function that returns the step with the size to take.
     """
     # The arguments.
     validate.typed_key(key=key)
@@ -210,15 +131,16 @@ def fit(  # noqa: C901 - one story, from top to bottom
         params, earlier = params.params, [params, *earlier]
     earlier = [each for each in earlier if each is not None]
     earlier = compose(earlier) if earlier else None
-    given, data = data, data.data if isinstance(data, _data.Sharded) else data
     data = leaves.with_dictionaries(data)
     num_examples, is_source = _data.num_examples(data), _data.is_source(data)
-    layout = _data.layout_of(params, frozen, given, wrt)
+    arrays = () if is_source else data
+    of_batches = [sharding] if sharding else mesh.shardings_of(arrays)
+    layout = mesh.layout_of(params, (frozen, arrays), of_batches, wrt)
     step = Step(
         loss_fn,
         mechanism,
         optimizer,
-        microbatch_size=None if microbatch_size == "auto" else microbatch_size,
+        microbatch_size=None if callable(microbatch_size) else microbatch_size,
         skip_padding=layout.mesh is None,
         precision=precision,
         layout=layout,
@@ -235,13 +157,13 @@ def fit(  # noqa: C901 - one story, from top to bottom
     iterations = mechanism.iterations
     if target_epsilon is not None:
         budget = dict(target_epsilon=target_epsilon, target_delta=target_delta)
-        iterations = affordable_iterations(mechanism, **budget, spent=earlier)
-        if iterations == 0 < mechanism.iterations:
-            raise ValueError(
-                "Expected target_epsilon for at least one step, which makes epsilon"
-                f" {epsilon_after(1):.4g} together with spent, got {target_epsilon:g}."
-            )
+        iterations = affordable(mechanism, **budget, spent=earlier)
     epsilon = epsilon_after(iterations)
+    if target_epsilon is not None and iterations and epsilon > target_epsilon:
+        raise ValueError(
+            f"Expected at most target_epsilon={float(target_epsilon):g}, got"
+            f" {epsilon:.4g} of {iterations} steps. Take fewer steps."
+        )
 
     # Its identity: programs, start and data.
     with mesh.on_mesh(layout):
@@ -294,8 +216,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
     def examples_of(state: TrainState) -> Any:
         return _data.fetch(data, programs.batch(state), layout) if is_source else data
 
-    if microbatch_size == "auto":
-        step = with_microbatches(step, num_examples, state, frozen, examples_of)
+    if callable(microbatch_size):
+        step = microbatch_size(step, num_examples, state, frozen, examples_of)
     if step.microbatch_size != programs.step.microbatch_size:
         programs = Programs(step, num_examples)
         if resumed_from is None:  # another key of the batches
@@ -312,10 +234,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
         state, seen = steps(state, frozen, examples)
         state, seen = mesh.settled((state, seen), layout)
         is_due = checkpoints is not None and checkpoints.is_due(before, done)
-        progress = Progress(done, iterations, done - before, seen, state, epsilon_after)
         try:
-            for each in callbacks:
-                each(progress)
+            after_steps(done, iterations, done - before, seen, state, epsilon_after)
         except Stop as raised:
             stop = raised
             # All steps that might have been taken count, unless the stop is public.

@@ -13,7 +13,8 @@ kind. A selection of arrays by dtype does not find them either.
 
 A seal goes with them, with the number of each example. It varies over the axes of a
 `jax.shard_map` along which the examples do. So it shows where a gradient was summed
-over devices, or the rows of one parameter were put in another order.
+over devices, the rows of one parameter were put in another order, or a row was taken
+twice.
 """
 
 import dataclasses
@@ -73,8 +74,10 @@ def open_array(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _seal_of(batch_size: int, axes: tuple[str, ...]) -> jax.Array:
-    """A seal of shape (batch,)."""
+    """A seal of shape (batch,), with other numbers on each device along the axes."""
     rows = jnp.arange(batch_size, dtype=jnp.uint32)
+    if axes:
+        rows += batch_size * jax.lax.axis_index(axes).astype(jnp.uint32)
     words = jnp.stack([jnp.full(batch_size, _WORD), rows], axis=-1)
     return make_varying(jax.random.wrap_key_data(words, impl=OF_EXAMPLES[2]), axes)
 
@@ -83,10 +86,14 @@ SEAL_DTYPE = jax.eval_shape(lambda: _seal_of(0, ())).dtype
 
 
 def seals_agree(gradients: optax.Updates) -> jax.Array:
-    """Whether all leaves have a seal, with the rows of the first one; shape ()."""
-    words = [jax.random.key_data(leaf.seal) for leaf in per_example_leaves(gradients)]
+    """Whether all leaves have the rows of the first one, no row twice; shape ()."""
+    leaves = per_example_leaves(gradients)
+    words = [jax.random.key_data(leaf.seal) for leaf in leaves]
     same = [jnp.all(w == words[0]) for w in words[1:]]
-    return functools.reduce(jnp.logical_and, same, jnp.all(words[0][:, 0] == _WORD))
+    marks, rows = words[0].T
+    num_times = jnp.zeros_like(rows, shape=leaves[0].num_rows).at[rows].add(1)
+    is_whole = jnp.all(marks == _WORD) & jnp.all(num_times <= 1)
+    return functools.reduce(jnp.logical_and, same, is_whole)
 
 
 class ClosedType(type):
@@ -118,7 +125,8 @@ class Closed(metaclass=ClosedType):
     __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __neg__ = _refuse
 
 
-_STATIC = ("shape", "dtype", "rule", "dtypes", "axes", "is_masked", "num_together")
+_STATIC = ("shape", "dtype", "rule", "dtypes", "axes", "is_masked")
+_STATIC += ("num_rows", "num_together")
 
 
 @functools.partial(
@@ -145,6 +153,7 @@ class PerExampleGradient(Closed):
       dtypes: of the arrays when they are open.
       axes: the axes of a `jax.shard_map` over which the examples vary.
       is_masked: whether a padding mask was applied, even one that is all False.
+      num_rows: the number of examples that were sealed, on all devices along `axes`.
       num_together: the number of parameters that were differentiated together.
     """
 
@@ -159,6 +168,7 @@ class PerExampleGradient(Closed):
     dtypes: tuple[Any, ...]
     axes: tuple[str, ...]
     is_masked: bool
+    num_rows: int
     num_together: int
 
     def open(self, opened: Callable[..., jax.Array] = open_array) -> Gradient:
@@ -242,19 +252,22 @@ def seal_gradients(
       axes: of a `jax.shard_map`, over which the examples vary.
     """
     close = _once(lambda x: close_array(jnp.asarray(x)))
+    sizes = [jax.tree.leaves(grad)[0].shape[0] for grad in gradients]
+    seals = {size: _seal_of(size, axes) for size in sizes}
     return [
         PerExampleGradient(
             sealed=jax.tree.map(close, grad),
-            seal=_seal_of(jax.tree.leaves(grad)[0].shape[0], axes),
+            seal=seals[size],
             shape=tuple(like.shape),
             dtype=like.dtype,
             rule=rule,
             dtypes=tuple(x.dtype for x in jax.tree.leaves(grad)),
             axes=axes,
             is_masked=False,
+            num_rows=size * jax.lax.axis_size(axes),
             num_together=len(gradients),
         )
-        for grad, like, rule in zip(gradients, shapes, rules, strict=True)
+        for grad, size, like, rule in zip(gradients, sizes, shapes, rules, strict=True)
     ]
 
 

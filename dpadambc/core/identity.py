@@ -56,12 +56,6 @@ def of_values(tree: Any) -> str:
     return digest.hexdigest()[:16]
 
 
-def gathers_nodes(program: jex.ClosedJaxpr) -> bool:
-    """Whether a loss reads the members of a subgraph, by `graphs.gather`."""
-    names = (equation.params.get("name") for equation in equations_in(program))
-    return "graph_members" in names
-
-
 def of_program(program: jex.ClosedJaxpr) -> str:
     """A checksum of the operations of a program and every constant in it.
 
@@ -123,24 +117,10 @@ def traced_programs(
     loss_fn = positional(step.loss_fn, has_frozen=frozen is not None)
     of_one = scalar_loss(loss_fn, has_aux=False)
     loss, _ = trace(of_one)(params, *shared, *example, *key)
-    _check_terms(loss, example, mechanism.terms_per_unit)
+    mechanism._check_loss(loss, example)
     levels = mechanism.noise_multiplier
     schedule = [trace(levels)(jnp.zeros([], int))[0]] if callable(levels) else []
     return [init, update, loss, *schedule]
-
-
-def _check_terms(loss: jex.ClosedJaxpr, example: Any, terms: int) -> None:
-    """Raises where a node may be in more examples than are accounted for."""
-    is_graph = lambda x: isinstance(getattr(x, "max_terms", None), int)
-    parts = filter(is_graph, jax.tree.leaves(example, is_leaf=is_graph))
-    # Of several kinds of edges a node is in the terms of all; else nobody knows.
-    needed = sum(part.max_terms for part in parts) or 1 + gathers_nodes(loss)
-    if needed > terms:
-        raise ValueError(
-            f"Expected mechanism to account for a node in {needed} terms or more, got"
-            f" one for {terms}. Give one of graphs, with max_terms=subgraphs.max_terms;"
-            " index public features without graphs.gather, features[members]."
-        )
 
 
 def of_run(

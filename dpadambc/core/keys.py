@@ -3,10 +3,11 @@
 import hashlib
 import math
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
@@ -21,7 +22,7 @@ _GOLDEN, _FIRST, _SECOND = map(np.uint32, (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35))
 
 
 def the_same_everywhere(key: jax.Array) -> jax.Array:
-    """The key of the first process, on no particular device.
+    """Returns process 0's key, not committed to a device.
 
     Processes of one run with keys of their own would each draw other batches and other
     noise, and the sums of several would contain one example.
@@ -41,11 +42,17 @@ def words_of(text: str) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
 
 
-def folded_in(key: jax.Array, words: Iterable[jax.typing.ArrayLike]) -> jax.Array:
-    """A key made of a key and words of 32 bits, such as those of a checksum."""
-    for word in words:
-        key = jax.random.fold_in(key, word)
-    return key
+def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
+    """Makes a key of a key and two words, such as a checksum.
+
+    Of the default kind by one application of the block function, which takes two words;
+    `jax.random.fold_in` takes one at a time, with zero for the other.
+    """
+    words = jnp.asarray(words, jnp.uint32)
+    if jax.random.key_impl(key) == _DEFAULT:
+        data = jax.extend.random.threefry_2x32(jax.random.key_data(key), words)
+        return jax.random.wrap_key_data(data, impl=_DEFAULT)
+    return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
 
 
 def of_example(key: jax.Array, example: Any) -> jax.Array:
@@ -72,17 +79,11 @@ def of_leaves(key: jax.Array, tree: Any) -> jax.Array:
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     names = [zlib.crc32(jax.tree_util.keystr(path).encode()) for path in paths]
-    return _fold_in_each(_fold_in_each(key, range(len(names))), names)
-
-
-def _fold_in_each(key: jax.Array, data: Sequence[int]) -> jax.Array:
-    """A key for each number; of one key, or of one for each."""
-    words = np.asarray(data, np.uint32)
+    words = np.array([*enumerate(names)], np.uint32).reshape(-1, 2)
     if jax.random.key_impl(key) == _DEFAULT:
-        return jax.vmap(jax.random.fold_in, (0 if key.ndim else None, 0))(key, words)
+        return jax.vmap(folded_in, (None, 0))(key, words)
     # Other kinds give other keys under `jax.vmap`, which need not be distinct.
-    keys = key if key.ndim else [key] * len(words)
-    return jnp.stack(list(map(jax.random.fold_in, keys, words)))
+    return jnp.stack([folded_in(key, each) for each in words])
 
 
 @jax.custom_batching.custom_vmap

@@ -2,7 +2,9 @@
 
 Noise, correction, sampler and accountant all read it, so they cannot disagree. There is
 one abstract class with two abstract methods, the event of its steps and the draw of a
-batch. All that follows from them is final, so no way of sampling can weaken it.
+batch. All that follows from them is final, so no way of sampling can weaken it. Only
+`contrib` has other noise: it overrides `noise_stddev`, `add_noise` or
+`private_gradient`, and vouches for its event.
 
 No field is private. The size of the data set is private when an example may be added or
 removed, so it is an argument; it is a field where privacy is stated for data sets of a
@@ -13,8 +15,8 @@ import abc
 import dataclasses
 import functools
 import types
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Self, Unpack, cast, final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple, cast, final
 
 import dp_accounting
 import jax
@@ -22,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpadambc.core import mesh, names, validate
+from dpadambc.core import mesh, validate
 from dpadambc.core.accounting import (
     PLD,
     RDP,
@@ -33,11 +35,18 @@ from dpadambc.core.accounting import (
     levels_of,
 )
 from dpadambc.core.arrays import make_varying, varying_axes
-from dpadambc.core.calibrate import as_fields, solved
-from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, check_rule
+from dpadambc.core.clip import (
+    FLAT,
+    ClipRule,
+    NeighboringRelation,
+    Sums,
+    check_parameters,
+    check_rule,
+    clipped_sums,
+)
+from dpadambc.core.clipped_sum import close_sums, open_sums
 from dpadambc.core.leaves import shown
-from dpadambc.core.names import PublicNumbers
-from dpadambc.core.privatize import INDEPENDENT, Noise, PrivateGradient
+from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.sampling import Batch, padded, poisson_batch
 
 _ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -45,42 +54,54 @@ _REPLACE = NeighboringRelation.REPLACE_ONE
 _SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 
-class Mechanism(abc.ABC):
-    """A Gaussian on a clipped sum, step after step.
-
-    Subclasses are frozen dataclasses with the fields annotated here. They define
-    `_event` and `_draw`, and as class attributes the facts below. Leave out `clip_rule`
-    and it is `Flat()`.
+class PrivateGradient(NamedTuple):
+    """The two halves of a private gradient, which share a state.
 
     Attributes:
-      l2_clip_norm: C, the bound on one example's gradient norm.
-      noise_multiplier: z, the noise over the sensitivity; a number, or a schedule of
-        the step.
-      iterations: T, the number of steps.
-      normalize_by: B, the public number that the clipped sum is divided by.
-      neighboring_relation: the difference of two neighboring data sets.
-      clip_rule: which share of each gradient is taken. All that clip for the mechanism
-        use it. It does not change epsilon.
-      relations: the neighboring relations that privacy can be stated for, each with the
-        accountants that can read the events, the tightest first.
-      solvable: the fields that `calibrate` can solve for.
-      deals_epochs: whether an epoch deals all examples into a whole number of batches.
-      draws_steps_alone: whether a batch is independent of all others. Then each step is
-        drawn with a key of its own. It is False unless a class says so.
+      init: the state, of the parameters.
+      clip: of per-example gradients, the state, the parameters, the padding mask and
+        the `precision` of products, the `clip.Sums` over the examples. Those of
+        microbatches add up.
+      add_noise: of these sums, the state and the parameters, the private gradient and
+        the next state.
     """
 
-    l2_clip_norm: float
-    noise_multiplier: float | optax.Schedule
-    iterations: int
-    normalize_by: float
-    neighboring_relation: NeighboringRelation
-    clip_rule: ClipRule = FLAT
+    init: optax.TransformInitFn
+    clip: Callable[..., Sums]
+    add_noise: Callable[..., tuple[optax.Updates, Any]]
 
+
+def scaled_multiplier(
+    noise_multiplier: float | optax.Schedule, sensitivity: float
+) -> float | optax.Schedule:
+    """Scales a noise multiplier, or each value of a schedule, by the sensitivity."""
+    if callable(noise_multiplier):
+        return lambda step: jnp.asarray(noise_multiplier(step), float) * sensitivity
+    return noise_multiplier * sensitivity
+
+
+class Mechanism(abc.ABC):
+    """Adds Gaussian noise to the clipped sum in every step: its numbers, its epsilon.
+
+    Subclasses are frozen dataclasses with the fields annotated here, which define
+    `_event` and `_draw`. `dpadambc.Mechanism` adds the ways to make one.
+    """
+
+    l2_clip_norm: float  # C, the bound on one example's gradient norm
+    noise_multiplier: float | optax.Schedule  # z, the noise over the sensitivity
+    iterations: int  # T, the number of steps
+    normalize_by: float  # B, the public number that the clipped sum is divided by
+    neighboring_relation: NeighboringRelation
+    clip_rule: ClipRule = FLAT  # it does not change epsilon
+
+    # The relations that privacy can be stated for, each with the accountants that can
+    # read the events, the tightest first.
     relations: ClassVar[Mapping[NeighboringRelation, tuple[Accountant, ...]]]
-    solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
-    deals_epochs: ClassVar[bool] = False
+    # Whether a batch is independent of all others. Then each step is drawn with a key
+    # of its own. It is False unless a class says so.
     draws_steps_alone: ClassVar[bool] = False
-    _noise: ClassVar[Noise] = INDEPENDENT
+    # Whether the noise of a step is independent of that of any other.
+    has_independent_noise: ClassVar[bool] = True
 
     def __init_subclass__(cls):
         # A draw of its own may depend on others, whatever that of its base does.
@@ -134,6 +155,17 @@ class Mechanism(abc.ABC):
         """How many clipped terms one unit of privacy is in: one, for an example."""
         return 1
 
+    def _check_loss(self, loss: Any, example: Any) -> None:
+        """Refuses a loss in which a unit may be in more terms than `terms_per_unit`.
+
+        Here a unit is an example. `dpadambc.Mechanism` looks for nodes of a graph.
+
+        Args:
+          loss: its program.
+          example: the arguments of one example, as shapes.
+        """
+        del loss, example
+
     @property
     def accounted_as(self) -> "Mechanism":
         """The mechanism with the same events whose fields are numbers alone."""
@@ -155,12 +187,6 @@ class Mechanism(abc.ABC):
 
     @property
     @final
-    def has_independent_noise(self) -> bool:
-        """Whether the noise of a step has nothing of that of another."""
-        return self._noise.is_independent
-
-    @property
-    @final
     def accountants(self) -> tuple[Accountant, ...]:
         """Those that can read the events under this relation, the tightest first."""
         return self.relations[self.neighboring_relation]
@@ -176,14 +202,13 @@ class Mechanism(abc.ABC):
         return (2 * self.terms_per_unit - goes) * self.l2_clip_norm / self.normalize_by
 
     @property
-    @final
     def noise_stddev(self) -> float | optax.Schedule:
         """Standard deviation of the noise in the gradient that Adam sees.
 
         The noise multiplier times the sensitivity, a schedule if the multiplier is one.
         Give this value, or the mechanism, to `add_dp_noise` and to `scale_by_adam_bc`.
         """
-        return self._noise.stddev(self)
+        return scaled_multiplier(self.noise_multiplier, self.sensitivity)
 
     @property
     @final
@@ -194,24 +219,52 @@ class Mechanism(abc.ABC):
 
     @final
     def add_noise(self, *, key: jax.Array) -> optax.GradientTransformation:
-        """The transformation that adds this mechanism's noise to the clipped sum.
+        """Adds the noise of this mechanism to its clipped sum.
 
         Args:
           key: a typed key for the noise; a new one for each run.
 
         Returns:
-          `add_dp_noise` of `noise_stddev`, except for mechanisms with correlated noise.
+          `add_dp_noise` of the mechanism, except where its noise is correlated. Any of
+          them refuses a sum of other numbers, or without a mask where batches are
+          padded.
         """
-        return self._noise.transformation(self, key)
+        noise = self._noise(key)
 
-    @final
+        def update_fn(updates, state, params=None, **extra_args):
+            del extra_args
+            open_sums(updates, params, self)
+            return noise.update(updates, state, params)
+
+        return optax.GradientTransformationExtraArgs(noise.init, update_fn)
+
+    def _noise(self, key: jax.Array) -> optax.GradientTransformation:
+        """Returns the transformation that draws and adds the noise."""
+        return add_dp_noise(self, key=key)
+
     def private_gradient(self, key: jax.Array) -> PrivateGradient:
-        """The clip and the noise of this mechanism, as two halves.
+        """Clips at the bound of this mechanism, and adds its noise to the sum.
 
         Args:
           key: a typed key for the noise; a new one for each run.
         """
-        return self._noise.private_gradient(self, key)
+        numbers = self.l2_clip_norm, self.normalize_by
+        rule, noise = self.clip_rule, self.add_noise(key=key)
+
+        def init_fn(params):
+            check_parameters(params, rule)
+            return noise.init(params)
+
+        def clip_fn(gradients, state, params, **extra_args):
+            del state
+            return clipped_sums(gradients, params, *numbers, rule, **extra_args)
+
+        def noise_fn(sums, state, params=None):
+            # `privatize` and `Step` ask for the mask.
+            closed = close_sums(sums.gradient, *numbers, is_masked=True)
+            return noise.update(closed, state, params)
+
+        return PrivateGradient(init_fn, clip_fn, noise_fn)
 
     @final
     def sample_step(
@@ -350,152 +403,17 @@ class Mechanism(abc.ABC):
         event, relation = self.dp_event(iterations), self.neighboring_relation
         return least_epsilon(event, accountants, target_delta, relation=relation)
 
-    @names.of_fields
-    @final
-    def of_epochs(cls, **public_numbers: Unpack[PublicNumbers]) -> Self:
-        """The mechanism for so many epochs in batches of a size.
-
-        Args:
-          **public_numbers: the fields of the class; in place of `iterations`, `epochs`;
-            and in place of `sampling_prob` or `batches_per_epoch`, `batch_size`. Both
-            go with `num_examples`.
-
-            An epoch has num_examples / batch_size steps. Where it deals all examples
-            into batches (shuffled data, random allocation), that is rounded up. The
-            product with `epochs` is rounded up to `iterations`. Batches that are drawn
-            have `batch_size` examples on average; `normalize_by` is the batch size
-            unless it is given.
-
-            Fields are public, and tell `num_examples`: where examples may be added or
-            removed, give a public number near it in its place.
-
-        Returns:
-          A mechanism. It keeps steps and probabilities, and no number of epochs.
-
-        Raises:
-          TypeError: if one number is given in two ways, or is missing.
-          ValueError: if a number is out of its range.
-
-        Example:
-          >>> import dpadambc
-          >>> mechanism = dpadambc.PoissonGaussian.of_epochs(
-          ...     epochs=30, batch_size=1024, num_examples=60_000, noise_multiplier=1.0,
-          ...     l2_clip_norm=1.0)
-          >>> mechanism.iterations, round(mechanism.sampling_prob, 5)
-          (1758, 0.01707)
-          >>> mechanism.normalize_by
-          1024
-        """
-        return cls(**cls._as_fields(public_numbers))
-
-    @names.of_fields
-    @final
-    def calibrate(
-        cls,
-        *,
-        target_epsilon: float,
-        target_delta: float,
-        accountant: Accountant | None = None,
-        **public_numbers: Unpack[PublicNumbers],
-    ) -> Self:
-        """The mechanism that meets a target, solved for the one number left out.
-
-        Args:
-          target_epsilon: the epsilon to reach and not to exceed.
-          target_delta: the delta that goes with it.
-          accountant: `accounting.PLD` (tight) or `accounting.RDP` (an upper bound); by
-            default the tightest that can account for the sampling.
-          **public_numbers: the fields of the class, all but one of `noise_multiplier`,
-            `iterations` and `sampling_prob` (where it has one). The field left out, or
-            given as None, is solved for: the least noise, the most iterations or the
-            largest probability. `epochs`, `batch_size` and `num_examples` may stand
-            in place of fields, as in `of_epochs`; `num_examples` alone may be given to
-            any class, for which a delta of one over it or more is refused.
-
-        Returns:
-          A mechanism whose epsilon at `target_delta` is at most `target_epsilon`.
-
-        Raises:
-          TypeError: if not exactly one field is left out, or an unknown one is given.
-          ValueError: if the target cannot be reached, or a number is out of its range.
-        """
-        check_delta(target_delta, public_numbers.get("num_examples"))
-        fields = cls._as_fields(public_numbers)
-        unknown = [name for name in cls.solvable if fields.get(name) is None]
-        if len(unknown) != 1:
-            raise TypeError(
-                f"Expected all but one of {', '.join(cls.solvable)}, which is solved"
-                f" for, got none of {', '.join(unknown) or 'them left out'}."
-            )
-        (name,) = unknown
-        with_value = lambda x: cls(**{**fields, name: x})
-
-        def epsilon_of(x: float, **how: Any) -> float:
-            trial = with_value(x)
-            used = (accountant,) if accountant else trial.accountants
-            how |= {"relation": trial.neighboring_relation}
-            return least_epsilon(trial.dp_event(), used, float(target_delta), **how)
-
-        return with_value(solved(epsilon_of, name, target_epsilon))
-
-    @classmethod
-    def _as_fields(cls, public_numbers: Mapping[str, Any]) -> dict[str, Any]:
-        return as_fields(cls, public_numbers)
-
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _batch(mechanism: Mechanism, key: jax.Array, step: jax.Array, n: int) -> Batch:
     return mechanism.sample_step(key, step, num_examples=n)
 
 
-@names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoissonGaussian(Mechanism):
     r"""The Poisson-subsampled Gaussian mechanism, `iterations` times: DP-SGD.
 
-    At every step each example takes part independently with probability
-    `sampling_prob`; gradients are clipped to `l2_clip_norm`, summed, divided by
-    `normalize_by`; Gaussian noise of standard deviation
-
-    .. math:: \sigma = z \Delta, \quad \Delta = C / B \text{ or } 2 C / B
-
-    is added, with the noise multiplier z and the sensitivity Δ. Under
-    ADD_OR_REMOVE_ONE the variance is the papers' Φ = (z C / B)².
-
-    Args:
-      l2_clip_norm: C, positive.
-      noise_multiplier: z, non-negative, the noise in units of the sensitivity; or a
-        schedule of the step, which makes `noise_stddev` a schedule.
-      sampling_prob: q, in [0, 1].
-      iterations: the number of steps.
-      normalize_by: B, positive; usually `sampling_prob * num_examples`, rounded. It
-        does not change epsilon.
-      neighboring_relation: the difference of two neighboring data sets.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
-        rule changes epsilon.
-
-    Raises:
-      TypeError: if a number is not a number, or `iterations` not an int.
-      ValueError: if a number is out of its range.
-
-    Example:
-      >>> import dpadambc
-      >>> mechanism = dpadambc.PoissonGaussian(
-      ...     l2_clip_norm=1.0, noise_multiplier=1.85, sampling_prob=1024 / 50_000,
-      ...     iterations=3_360, normalize_by=1024)
-      >>> round(mechanism.epsilon(target_delta=1e-5), 3)
-      2.925
-      >>> round(mechanism.noise_stddev, 7)
-      0.0018066
-      >>> mechanism = dpadambc.PoissonGaussian.calibrate(
-      ...     target_epsilon=1.0, target_delta=1e-5, l2_clip_norm=1.0,
-      ...     noise_multiplier=4.0, sampling_prob=0.02, normalize_by=1000)
-      >>> mechanism.iterations
-      2739
-
-    References:
-      Abadi et al., `Deep Learning with Differential Privacy
-      <https://arxiv.org/abs/1607.00133>`_, 2016
+    `dpadambc.PoissonGaussian` explains the fields, and adds the ways to make one.
     """
 
     l2_clip_norm: float
@@ -506,7 +424,6 @@ class PoissonGaussian(Mechanism):
     neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE
     clip_rule: ClipRule = FLAT
 
-    solvable = ("noise_multiplier", "iterations", "sampling_prob")
     # dp-accounting has no RDP bound for Poisson sampling under REPLACE_ONE.
     relations = types.MappingProxyType(
         {_ADD_OR_REMOVE: (PLD, RDP), _REPLACE: (PLD,), _SPECIAL: (PLD, RDP)}

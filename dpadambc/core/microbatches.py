@@ -14,6 +14,9 @@ from optax.microbatching import AccumulationType, microbatch
 # not worth another program.
 _PARTS = 8
 _FEW = 16
+# So many multiplications take less time than the compilation of another program is
+# worth: then the rows beyond are computed with the others.
+_CHEAP = 2**22
 
 
 def first_rows(batch_size: int, expected_size: float | None) -> int:
@@ -50,6 +53,8 @@ def in_parts(
 
     def all_parts(mask, *args):
         first = first_rows(len(mask), expected_size)
+        if _work(batched, args, len(mask) - first) <= _CHEAP:
+            first = len(mask)
         size, rest = min(first, microbatch_size or first), len(mask) - first
         if rest and _PARTS * size <= first:  # one loop is compiled once
             return loop(size)(mask, *args)
@@ -63,6 +68,15 @@ def in_parts(
         return values, jax.tree.map(jnp.add, sums, more)
 
     return all_parts
+
+
+def _work(batched: Sequence[int], args: Sequence[Any], num_rows: int) -> float:
+    """Estimates the multiplications of some rows: each number meets each parameter."""
+    sizes = [sum(jnp.size(x) for x in jax.tree.leaves(arg)) for arg in args]
+    of_batch = sum(sizes[i] for i in batched)
+    shared = sum(sizes) - of_batch
+    batch_size = max(jnp.shape(jax.tree.leaves(args[batched[0]])[0])[0], 1)
+    return num_rows * of_batch / batch_size * shared
 
 
 def _in_microbatches(

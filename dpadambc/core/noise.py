@@ -179,10 +179,11 @@ def add_dp_noise(
     cryptographic: give it entropy (`training.secret_key`). See the guide to precision.
 
     Args:
-      noise_stddev: a mechanism, whose level it is, and which the sum has to have the
-        numbers of; or a non-negative number, a schedule (a callable of the step,
-        counted from 0), or a tree prefix of the parameters whose leaves are such. With
-        several levels, the sum is as private as its *lowest* level makes it.
+      noise_stddev: a mechanism, whose level it is, which the sum has to have the
+        numbers of, and a padding mask if its batches are padded; or a non-negative
+        number, a schedule (a callable of the step, counted from 0), or a tree prefix of
+        the parameters whose leaves are such. With several levels, the sum is as private
+        as its *lowest* level makes it.
       key: a typed JAX key, from `jax.random.key`, secret.
 
     Returns:
@@ -193,9 +194,10 @@ def add_dp_noise(
       TypeError: if `key` is not a typed key, a number is not a number, or a gradient is
         no clipped sum.
       ValueError: if a level is negative or not finite, the tree is no prefix of the
-        parameters, some of the sums are missing or have other numbers than the
-        mechanism, or the devices of a `jax.shard_map`, or runs under `jax.vmap`, would
-        have the same noise for different coordinates.
+        parameters, some of the sums are missing, have other or traced numbers where a
+        mechanism is given, or saw no mask where it pads batches, or the devices of a
+        `jax.shard_map`, or runs under `jax.vmap`, would have the same noise for
+        different coordinates.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -219,9 +221,8 @@ def add_dp_noise(
             f"Expected noise_stddev of independent noise, got {noise_stddev!r}. Take"
             " mechanism.add_noise(key=key)."
         )
-    names = ("l2_clip_norm", "normalize_by")  # which a number does not have
-    numbers = {name: getattr(noise_stddev, name, None) for name in names}
-    noise_stddev = stddev_of(getattr(noise_stddev, "noise_stddev", noise_stddev))
+    mechanism = noise_stddev if hasattr(noise_stddev, "noise_stddev") else None
+    noise_stddev = stddev_of(noise_stddev)
 
     def init_fn(params):
         stddev_per_leaf(noise_stddev, params)
@@ -229,7 +230,7 @@ def add_dp_noise(
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        updates = open_sums(updates, params, **numbers)
+        updates = open_sums(updates, params, mechanism)
         check_devices(updates, state.rng_key)
         own_key = keys.of_one_run(state.rng_key, updates)
         rng_key, step_key = jax.random.split(own_key)

@@ -144,11 +144,11 @@ def sealed_value_and_grad(
         one_example = lambda *args: value_and_grad(*parts.with_own_key(args))
         batches = parts.batches(args)
         axes, allowed = varying_axes(batches), invariant_axes(batches)
-        grad_of = factored_outputs(one_example, allowed, parts.in_axes(args), method)
+        gradient_of = factored_outputs(one_example, allowed, method=method)
         static = {}
 
         def factored(*args):
-            output, gradients, *static["shapes, rules"] = grad_of(*args)
+            output, gradients, *static["shapes, rules"] = gradient_of(*args)
             return output, gradients
 
         args = list(args)

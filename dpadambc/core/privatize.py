@@ -1,114 +1,21 @@
 """The step from private data to a private gradient: clip and noise, as one stage.
 
 They are two halves of one transformation, so that microbatches and devices can add up
-clipped sums between them. Both read one state. Independent noise on a flat clip is all
-that the core has; `contrib` has other kinds, which vouch for the event of theirs.
+clipped sums between them. Both read one state.
 """
 
-import abc
-import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
-
 import jax
-import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
 from dpadambc.core.arrays import shard_map_axes
-from dpadambc.core.clip import Sums, check_parameters, clipped_sums
-from dpadambc.core.clipped_sum import close_sums
 from dpadambc.core.gradient import per_example_leaves
-from dpadambc.core.noise import add_dp_noise
+from dpadambc.core.mechanism import Mechanism
 from dpadambc.engine import rounding
-
-if TYPE_CHECKING:
-    from dpadambc.core.mechanism import Mechanism
-
-
-class PrivateGradient(NamedTuple):
-    """The two halves, which share a state.
-
-    Attributes:
-      init: the state, of the parameters.
-      clip: of per-example gradients, the state, the parameters, the padding mask and
-        the `precision` of products, the `clip.Sums` over the examples. Those of
-        microbatches add up.
-      add_noise: of these sums, the state and the parameters, the private gradient and
-        the next state.
-    """
-
-    init: optax.TransformInitFn
-    clip: Callable[..., Sums]
-    add_noise: Callable[..., tuple[optax.Updates, Any]]
-
-
-def scaled_multiplier(
-    noise_multiplier: float | optax.Schedule, sensitivity: float
-) -> float | optax.Schedule:
-    """A noise multiplier times the sensitivity, a schedule if it is one."""
-    if callable(noise_multiplier):
-        return lambda step: jnp.asarray(noise_multiplier(step), float) * sensitivity
-    return noise_multiplier * sensitivity
-
-
-class Noise(abc.ABC):
-    """Which noise hides the clipped sums of a mechanism.
-
-    Attributes:
-      is_independent: whether that of a step is independent of that of any other.
-    """
-
-    is_independent: ClassVar[bool] = False
-
-    def stddev(self, mechanism: Any) -> float | optax.Schedule:
-        """The standard deviation of the noise in each step's gradient."""
-        return scaled_multiplier(mechanism.noise_multiplier, mechanism.sensitivity)
-
-    @abc.abstractmethod
-    def transformation(
-        self, mechanism: Any, key: jax.Array
-    ) -> optax.GradientTransformation:
-        """The noise of a key on a tree of `ClippedSum`."""
-
-    def private_gradient(self, mechanism: Any, key: jax.Array) -> PrivateGradient:
-        """A flat clip at the bound of the mechanism, and the noise on its sum."""
-        numbers = mechanism.l2_clip_norm, mechanism.normalize_by
-        rule = mechanism.clip_rule
-        noise = self.transformation(mechanism, key)
-
-        def init_fn(params):
-            check_parameters(params, rule)
-            return noise.init(params)
-
-        def clip_fn(gradients, state, params, **extra_args):
-            del state
-            return clipped_sums(gradients, params, *numbers, rule, **extra_args)
-
-        def noise_fn(sums, state, params=None):
-            return noise.update(close_sums(sums.gradient, *numbers), state, params)
-
-        return PrivateGradient(init_fn, clip_fn, noise_fn)
-
-
-@dataclasses.dataclass(frozen=True)
-class Independent(Noise):
-    """Independent Gaussian noise in every step, at the level of the mechanism."""
-
-    is_independent = True
-
-    def transformation(
-        self, mechanism: Any, key: jax.Array
-    ) -> optax.GradientTransformation:
-        """`add_dp_noise`."""
-        return add_dp_noise(mechanism, key=key)
-
-
-INDEPENDENT = Independent()
 
 
 def privatize(
-    mechanism: "Mechanism", *, key: jax.Array, precision: rounding.Precision = None
+    mechanism: Mechanism, *, key: jax.Array, precision: rounding.Precision = None
 ) -> optax.GradientTransformationExtraArgs:
     r"""From per-example gradients to the private gradient: clip, sum, add noise.
 
@@ -163,7 +70,7 @@ def privatize(
       Abadi et al., `Deep Learning with Differential Privacy
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
-    if isinstance(mechanism, type) or not hasattr(mechanism, "private_gradient"):
+    if not isinstance(mechanism, Mechanism):
         raise TypeError(f"Expected mechanism of dpadambc, got {type(mechanism)}.")
     validate.precision(precision)
     private = mechanism.private_gradient(key)
@@ -178,7 +85,7 @@ def privatize(
     return optax.GradientTransformationExtraArgs(private.init, update_fn)
 
 
-def _check_unmasked_batch(batch_size: int, mechanism: "Mechanism") -> None:
+def _check_unmasked_batch(batch_size: int, mechanism: Mechanism) -> None:
     """Raises for a batch without a mask that no step of the mechanism draws.
 
     In a batch of twice the size each takes part with twice the probability. A smaller

@@ -18,6 +18,8 @@ from dpadambc.core.arrays import shard_map_axes, varying_axes
 # A batch has one static size. The chance that a sample does not fit is a failure
 # probability on top of delta, so it must be negligible.
 _OVERFLOW_PROB = 1e-15
+# A sort compiles in a tenth of the time of `jnp.nonzero`. Of more rows it takes longer.
+_FEW = 2**14
 
 
 @jax.tree_util.register_dataclass
@@ -122,8 +124,13 @@ def padded_size(num_examples: int, prob: float) -> int:
 
 def batch_of(takes_part: jax.Array, size: int) -> Batch:
     """The batch of those who take part, padded to a static size."""
-    (indices,) = jnp.nonzero(takes_part, size=size, fill_value=-1)
-    return Batch(indices.astype(jnp.int32), indices < 0, len(takes_part))
+    num = len(takes_part)
+    if num <= _FEW:
+        rows = jnp.sort(jnp.where(takes_part, jnp.arange(num), num))[:size]
+        indices = jnp.where(rows < num, rows, -1)
+    else:
+        (indices,) = jnp.nonzero(takes_part, size=size, fill_value=-1)
+    return Batch(indices.astype(jnp.int32), indices < 0, num)
 
 
 def padded(batch: Batch, multiple: int) -> Batch:

@@ -28,15 +28,19 @@ from dpadambc.core import validate
 from dpadambc.core.accounting import Accountant, check_delta, least_epsilon, levels_of
 from dpadambc.core.clip import ClipRule, NeighboringRelation
 from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.roots import last_affordable
 
 Parts = tuple[tuple[str, int], ...]
 
 
 def class_name(kind: type) -> str:
-    """A class by its module; one of this package by its name alone, which is unique."""
-    is_ours = kind.__module__.startswith("dpadambc.")
-    return f"{'dpadambc' if is_ours else kind.__module__}.{kind.__qualname__}"
+    """Returns the name that a class is imported by, public where it is of this package.
+
+    A mechanism of `core` and `mechanisms` is public in `dpadambc`, and any other in its
+    folder.
+    """
+    module = re.sub(r"^dpadambc\.(core|mechanisms)\b.*", "dpadambc", kind.__module__)
+    module = re.sub(r"^(dpadambc\.\w+)\..*", r"\1", module)
+    return f"{module}.{kind.__qualname__}"
 
 
 def public_numbers(mechanism: Any) -> dict[str, Any]:
@@ -273,49 +277,3 @@ def compose(runs: Iterable[Any]) -> Spending:
         if not any(map(run.is_part_of, kept)):
             kept = [other for other in kept if not other.is_part_of(run)] + [run]
     return Spending(tuple(kept))
-
-
-def affordable_iterations(
-    mechanism: Mechanism,
-    *,
-    target_epsilon: float,
-    target_delta: float,
-    spent: Spending | None = None,
-) -> int:
-    """The most steps of a mechanism that stay within a budget.
-
-    Args:
-      mechanism: the public numbers.
-      target_epsilon: not to be exceeded.
-      target_delta: the delta that goes with it.
-      spent: the spending of earlier runs, as `compose` returns it.
-
-    Returns:
-      The number of steps, at most `mechanism.iterations`: never more than the budget
-      allows, and fewer by one in 10,000 at most; 0 if not even one is affordable.
-
-    Raises:
-      ValueError: if the target is negative, delta not in (0, 1), or the spending is
-        under another neighboring relation.
-
-    Example:
-      >>> import dpadambc
-      >>> from dpadambc import training
-      >>> mechanism = dpadambc.PoissonGaussian(
-      ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.02,
-      ...     iterations=10_000, normalize_by=100)
-      >>> training.affordable_iterations(
-      ...     mechanism, target_epsilon=1.0, target_delta=1e-5)
-      584
-    """
-    validate.non_negative(target_epsilon=target_epsilon)
-
-    def gap(steps: int) -> float:
-        runs = [(mechanism, steps)] if spent is None else [spent, (mechanism, steps)]
-        epsilon = compose(runs).epsilon(target_delta)
-        # Bounded, since the search cannot use infinity.
-        return min(epsilon - float(target_epsilon), float(target_epsilon) + 1)
-
-    if gap(mechanism.iterations) <= 0:
-        return mechanism.iterations
-    return 0 if gap(0) >= 0 else last_affordable(gap, 0, mechanism.iterations)

@@ -207,7 +207,8 @@ class Step:
         platforms = enumerate(("cpu", "cuda", "rocm", "tpu"), start=1)
         numbers = {name: functools.partial(np.uint32, i) for i, name in platforms}
         platform = jax.lax.platform_dependent(**numbers, default=lambda: np.uint32(0))
-        sampling_key = folded_in(sampling_key, [*keys.words_of(repr(known)), platform])
+        words = keys.words_of(repr(known)) + platform
+        sampling_key = folded_in(sampling_key, words)
         modules.refuse_shared(params)
         # Copies: a step that is given the buffers of a state must not take others.
         params = jax.tree.map(jnp.array, params)

@@ -113,16 +113,9 @@ def find(
                 )
             variance = jnp.asarray(variance, float)
             floor = second_moment.floor_at(variance_floor, variance, b2, count)
-            found[name] = Estimates(
-                mu,
-                nu,
-                count,
-                variance,
-                floor,
-                b2=b2,
-                is_corrected=is_corrected,
-                **numbers,
-            )
+            own = mu, nu, count, variance, floor
+            numbers |= {"b2": b2, "is_corrected": is_corrected}
+            found[name] = Estimates(*own, **numbers)
     found = {name: row for name, row in found.items() if row.mu.size}
     if not found:
         raise ValueError("Expected opt_state of parameters with coordinates, got none.")

@@ -6,7 +6,7 @@ research. None is an Optax transformation, so none can get into an optimizer's s
 and `dpadambc.diagnostics.snapshot` refuses a state with clean moments in it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,28 +82,20 @@ def gradient_statistics(
       >>> print(seen.clip_fraction, seen.signal_norm.round(2))
       0.5 0.75
     """
-    norms = per_example_norms(per_example_gradients)
-    if is_padding_example is None:
-        is_padding_example = jnp.zeros(norms.shape, bool)
-    like = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape),
-        per_example_gradients,
-        is_leaf=is_per_example,
-    )
+    grads, padding = per_example_gradients, is_padding_example
+    norms = per_example_norms(grads)
+    padding = jnp.zeros(norms.shape, bool) if padding is None else padding
+    zeros = lambda leaf: jnp.zeros(leaf.shape)
+    like = jax.tree.map(zeros, grads, is_leaf=is_per_example)
     bound, rule = mechanism.l2_clip_norm, mechanism.clip_rule
     clip = clip_per_example(bound, normalize_by=mechanism.normalize_by, clip_rule=rule)
-    clean, _ = clip.update(
-        per_example_gradients,
-        clip.init(like),
-        like,
-        is_padding_example=is_padding_example,
-    )
-    weights = factors(per_example_gradients, like, bound, None, rule).weights
+    clean, _ = clip.update(grads, clip.init(like), like, is_padding_example=padding)
+    weights = factors(grads, like, bound, None, rule).weights
     is_changed = jnp.stack([weight != 1 for weight in weights.values()]).any(0)
     stddev = stddev_at_step(mechanism.noise_stddev, step)
-    present = jnp.where(is_padding_example, jnp.nan, norms)
+    present = jnp.where(padding, jnp.nan, norms)
     return GradientStatistics(
-        clip_fraction=jnp.mean(is_changed, where=~is_padding_example),
+        clip_fraction=jnp.mean(is_changed, where=~padding),
         norm=jnp.nanquantile(present, jnp.array(readout.QUANTILES)),
         l2_clip_norm=jnp.asarray(bound, norms.dtype),
         signal_norm=optax.tree.norm(clipped_sum.materialize(clean)),
@@ -203,14 +195,8 @@ def snapshot(
       >>> print(seen.parameters["['w']"].mean_second_moment.round(2))
       0.13
     """
-    step, found = _estimates.find(
-        optax.ScaleByAdamState(*clean_moments),
-        noise_stddev=0.0,
-        variance_floor=0.0,
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        eps_root=0.0,
-        correction=1.0,
-    )
+    numbers: dict[str, Any] = dict(b1=b1, b2=b2, eps=eps, eps_root=0.0, correction=1.0)
+    moments = optax.ScaleByAdamState(*clean_moments)
+    clean: dict[str, Any] = dict(noise_stddev=0.0, variance_floor=0.0)
+    step, found = _estimates.find(moments, **clean, **numbers)
     return readout.of_estimates(step, found, sample_size, noise_stddev)

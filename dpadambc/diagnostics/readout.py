@@ -1,7 +1,7 @@
 """A summary of Adam's moments in the state of a private optimizer, in little memory."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -333,14 +333,7 @@ def snapshot(
       0.85 at the floor
     """
     validate.count(least=1, sample_size=sample_size)
-    step, found = _estimates.find(
-        opt_state,
-        noise_stddev=noise_stddev,
-        variance_floor=variance_floor,
-        b1=b1,
-        b2=b2,
-        eps=eps,
-        eps_root=eps_root,
-        correction=correction,
-    )
+    numbers: dict[str, Any] = dict(b1=b1, b2=b2, eps=eps, eps_root=eps_root)
+    numbers |= dict(variance_floor=variance_floor, correction=correction)
+    step, found = _estimates.find(opt_state, noise_stddev=noise_stddev, **numbers)
     return of_estimates(step, found, sample_size)

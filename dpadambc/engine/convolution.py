@@ -18,7 +18,6 @@ taps.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -30,13 +29,10 @@ import numpy as np
 
 from dpadambc.engine import forms, precision, product, rounding, view
 from dpadambc.engine.interface import (
-    Entrywise,
     Gradient,
     Norm,
     Shape,
-    Side,
     pytree,
-    squared,
 )
 
 
@@ -117,7 +113,7 @@ class Convolution(Gradient):
             return self
         return forms.Dense(self.dense(), self.shape, "direct")
 
-    def _grouped(self, x: jax.Array, dtype: Any = None) -> jax.Array:
+    def grouped(self, x: jax.Array, dtype: Any = None) -> jax.Array:
         """Axes (stacked * groups, positions, channels of a group)."""
         x = x.astype(dtype or precision.at_least_float32(x.dtype))
         stacked = math.prod(x.shape[: self.num_stacked])
@@ -144,7 +140,7 @@ class Convolution(Gradient):
         sizes = zip(self._sizes(self.g), self.window.dilation, strict=True)
         return [(n - 1) * dilation + 1 for n, dilation in sizes]
 
-    def _patches(
+    def patches(
         self, x: jax.Array, start: Any, taps: Shape, dtype: Any = None
     ) -> jax.Array:
         """The padded input as some taps see it, one beside the other, grouped."""
@@ -162,22 +158,8 @@ class Convolution(Gradient):
             high = [a + extent for a, extent in zip(low, extents, strict=True)]
             steps = *(1 for _ in lead), *window.dilation, 1
             box_of_tap = (*first, *low, 0), (*lead, *high, channels), steps
-            slices.append(self._grouped(jax.lax.slice(box, *box_of_tap), dtype))
+            slices.append(self.grouped(jax.lax.slice(box, *box_of_tap), dtype))
         return jnp.concatenate(slices, axis=-1)
-
-    def sides(self) -> tuple[Side, Side] | None:
-        """Patches, which are formed here, and the output gradient."""
-        if self.window.groups > 1:
-            return None
-        at = {axis: i for i, axis in enumerate(self.permutation)}
-        first = self.num_stacked
-        shared = tuple(at[i] for i in range(first))
-        own = tuple(at[i] for i in range(first, len(self.shape) - 1))
-        x, start = self.window.padded(self.x), (0,) * self._axes
-        return (
-            Side(self._patches(x, start, self.window.taps), shared, own),
-            Side(self._grouped(self.g), shared, (at[len(self.shape) - 1],)),
-        )
 
     @property
     def _looped_axes(self) -> int:
@@ -193,7 +175,7 @@ class Convolution(Gradient):
 
     def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         unit, looped = units.of(self.x, self.g), self._looped_axes
-        g = self._grouped(self.g, unit.dtype)
+        g = self.grouped(self.g, unit.dtype)
         row = (*(1 for _ in range(looped)), *self.window.taps[looped:])
 
         # An axis of size one would make XLA copy what the loop reads.
@@ -202,7 +184,7 @@ class Convolution(Gradient):
         def of_row(start):
             # Padded here, as it is read; else XLA holds padded copies of all layers.
             x, start = jax.lax.optimization_barrier((self.x, start))
-            patches = self._patches(self.window.padded(x), start, row, unit.dtype)
+            patches = self.patches(self.window.padded(x), start, row, unit.dtype)
             return unit.product(patches, flat.reshape(g.shape))
 
         kernel = jax.lax.map(of_row, self._starts(looped))
@@ -219,11 +201,11 @@ class Convolution(Gradient):
         x, one = self.window.padded(self.x), (1,) * self._axes
 
         def seen(start):
-            return unit.gram(self._patches(x, start, one, unit.dtype))
+            return unit.gram(self.patches(x, start, one, unit.dtype))
 
         if self._gram_by_positions[1]:
             sizes, extents = self._sizes(x), self._extents()
-            gram = unit.gram(self._grouped(x, unit.dtype))
+            gram = unit.gram(self.grouped(x, unit.dtype))
             summed = gram.shape[1] // max(math.prod(sizes), 1)
             gram = gram.reshape(-1, summed, *sizes, summed, *sizes)
             steps = (1, *self.window.dilation) * 2
@@ -242,31 +224,17 @@ class Convolution(Gradient):
         return total.reshape(-1, self._positions, self._positions)
 
     def _grams(self, unit: rounding.Unit) -> tuple[jax.Array, jax.Array]:
-        return self._gram_of_patches(unit), unit.gram(self._grouped(self.g, unit.dtype))
-
-    def squared_norm(self) -> jax.Array:
-        # A tap sees no more than the whole input.
-        squares = self._taps * self._squares(self.x), self._squares(self.g)
-        counts = self._taps * self.x.size, self.g.size
-        allowance = jnp.sum(precision.rounding_allowance(squares, counts))
-        return jnp.sum(jnp.multiply(*self._grams(rounding.EXACT))) + allowance
+        return self._gram_of_patches(unit), unit.gram(self.grouped(self.g, unit.dtype))
 
     def norm(self, units: rounding.Units) -> Norm:
         unit = units.of(self.x, self.g)
-        counts = self._taps * self.x.size, self.g.size
-        return product.of_grams(unit, self._grams(unit), counts, 1)
+        channels = [x.shape[-1] // self.window.groups for x in (self.x, self.g)]
+        lengths = self._taps * channels[0], channels[1]
+        return product.of_grams(unit, self._grams(unit), lengths, 1)
 
     def operands(self, units: rounding.Units) -> Gradient:
         unit = units.of(self.x, self.g)
         return dataclasses.replace(self, x=unit.operand(self.x), g=unit.operand(self.g))
-
-    def _squares(self, x: jax.Array) -> jax.Array:
-        """The squared norm of what each stacked kernel and group is made of."""
-        stacked = math.prod(x.shape[: self.num_stacked])
-        groups = self.window.groups
-        rows = x.size // max(stacked * x.shape[-1], 1)
-        x = squared(x).reshape(stacked, rows, groups, x.shape[-1] // groups)
-        return x.sum((1, 3))
 
     def summed(self) -> Gradient:
         behind = lambda x: jnp.moveaxis(x, 0, self.num_stacked)
@@ -312,84 +280,6 @@ class Convolution(Gradient):
 
         return dataclasses.replace(self, x=flat(self.x), g=flat(self.g))
 
-    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
-        """Where the array varies along the input or along the output axis alone."""
-        x, first = self._canonical(x), self.num_stacked
-        channels = x.shape[-2:]
-        if math.prod(x.shape[first:-2]) > 1 or 1 not in channels:
-            return None
-        between = [1] * (self.x.ndim - first - 1)
-        if channels[0] == 1:
-            factor = x.reshape(*x.shape[:first], *between, channels[1])
-            return dataclasses.replace(self, g=fun(self.g, factor))
-        repeated = jnp.tile(x[..., 0], self.window.groups)
-        factor = repeated.reshape(*x.shape[:first], *between, repeated.shape[-1])
-        return dataclasses.replace(self, x=fun(self.x, factor))
-
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        """By a forward pass of x, or the backward pass that gives that of the input."""
-        end, stacked = len(self.shape), self.num_stacked
-        keep = [at for i, at in enumerate(self.permutation) if i not in axes]
-        channels = {at for at in keep if at >= stacked}
-        if channels not in (set(), {end - 1}, {end - 2}):
-            return None
-        kernel, groups = self._canonical(x), self.window.groups
-        inputs, outputs = self._flat().x, self._flat().g
-        if kernel.shape[-2] == 1:
-            inputs = inputs.reshape(*inputs.shape[:-1], groups, -1).sum(-1)
-            if channels == {end - 2}:
-                return None
-        sizes = [*inputs.shape[:stacked], *self.window.taps]
-        sizes += [inputs.shape[-1] // groups, outputs.shape[-1]]
-        kernel = jnp.broadcast_to(kernel, sizes)
-        totals = functools.partial(self._channel_sums, of_inputs=channels == {end - 2})
-        for _ in range(stacked):
-            totals = jax.vmap(totals)
-        total = totals(inputs, outputs, kernel)  # (*stacked, channels)
-        at = [i for i in range(stacked) if i not in keep]
-        total = total.sum((*at, *([] if channels else [stacked])))
-        order = sorted(keep)
-        return jnp.transpose(total, [order.index(i) for i in keep])
-
-    def _canonical(self, x: jax.Array) -> jax.Array:
-        """An array of the gradient's axes with axes (stacked, *taps, input, output)."""
-        places = [self.permutation.index(i) for i in range(len(self.shape))]
-        x = x.astype(precision.at_least_float32(x.dtype))
-        return jnp.transpose(x, places)
-
-    def _channel_sums(
-        self, x: jax.Array, g: jax.Array, kernel: jax.Array, of_inputs: bool
-    ) -> jax.Array:
-        """Sums over positions and examples of g times a convolution, or of x."""
-        window, wide = self.window, precision.at_least_float32(self.g.dtype)
-        axes = "".join(chr(ord("a") + i) for i in range(self._axes))
-        x, g = x.astype(wide), g.astype(wide)
-
-        def forward(x):
-            y = jax.lax.conv_general_dilated(
-                x,
-                kernel.astype(wide),
-                window_strides=window.dilation,
-                padding=window.padding,
-                lhs_dilation=window.input_dilation,
-                rhs_dilation=window.strides,
-                dimension_numbers=(f"N{axes}C", f"{axes}IO", f"N{axes}C"),
-                feature_group_count=window.groups,
-                precision=jax.lax.Precision.HIGHEST,
-            )
-            return y[tuple(slice(n) for n in g.shape)]
-
-        summed = tuple(range(x.ndim - 1))
-        if not of_inputs:
-            return (forward(x) * g).sum(summed)
-        (back,) = jax.vjp(forward, x)[1](g)
-        total = (back * x).sum(summed)
-        return total.reshape(window.groups, -1).sum(0)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        squares = self._squares(self.x) * self._squares(self.g)
-        return self._taps * jnp.sum(squares)
-
 
 def conv_general_dilated(lhs: jax.Array, rhs: jax.Array, params) -> Gradient | None:
     """`lax.conv_general_dilated` that gives the gradient of a kernel.
@@ -407,16 +297,23 @@ def conv_general_dilated(lhs: jax.Array, rhs: jax.Array, params) -> Gradient | N
     g = jnp.transpose(rhs, (input_, *kernel, output))
     groups = params["batch_group_count"]
     window = Window(
-        taps=_taps(x.shape[1:-1], g.shape[1:-1], params),
+        taps=(),
         strides=tuple(params["window_strides"]),
         padding=tuple(params["padding"]),
         input_dilation=tuple(params["lhs_dilation"]),
         dilation=tuple(params["rhs_dilation"]),
         groups=groups,
     )
+    sizes = window.padded_sizes(x.shape[1:-1]), g.shape[1:-1]
+    axes = zip(*sizes, window.dilation, window.strides, strict=True)
+    taps = tuple((n - (k - 1) * d - 1) // s + 1 for n, k, d, s in axes)
+    window = window._replace(taps=taps)
     is_transposed = set(window.dilation) == {1} != set(window.input_dilation)
     of_kernel = _transposed if groups == 1 and is_transposed else _gradient
-    return view.transposed(of_kernel(x, g, window), _kernel_axes(out_spec))
+    inputs, outputs, *of_taps = out_spec
+    order = *of_taps, inputs, outputs  # of the axes, as `of_kernel` has them
+    permutation = tuple(order.index(i) for i in range(len(order)))
+    return view.transposed(of_kernel(x, g, window), permutation)
 
 
 def _gradient(x: jax.Array, g: jax.Array, window: Window) -> Gradient:
@@ -434,22 +331,12 @@ def _transposed(x: jax.Array, g: jax.Array, window: Window) -> Gradient:
     Input i is at position low + i d and meets output k at tap t if that is t s + k. So
     the output gradient is what taps see, in reverse, and the input moves over it.
     """
-    spans = [
-        ((taps - 1) * stride, (n - 1) * dilation + 1)
-        for taps, stride, n, dilation in zip(
-            window.taps,
-            window.strides,
-            x.shape[1:-1],
-            window.input_dilation,
-            strict=True,
-        )
-    ]
-    padding = [
-        (span - low, extent - n + low)
-        for (span, extent), (low, _), n in zip(
-            spans, window.padding, g.shape[1:-1], strict=True
-        )
-    ]
+    padding = []
+    sizes = x.shape[1:-1], window.input_dilation, window.padding, g.shape[1:-1]
+    axes = zip(window.taps, window.strides, *sizes, strict=True)
+    for taps, stride, n, dilation, (low, _), positions in axes:
+        span, extent = (taps - 1) * stride, (n - 1) * dilation + 1
+        padding.append((span - low, extent - positions + low))
     reverse = window._replace(
         padding=tuple(padding),
         input_dilation=window.dilation,
@@ -459,13 +346,6 @@ def _transposed(x: jax.Array, g: jax.Array, window: Window) -> Gradient:
     swapped = (*axes, len(axes) + 1, len(axes))
     swapped = view.transposed(_gradient(g, x, reverse), swapped)
     return view.reversed_along(swapped, axes)
-
-
-def _kernel_axes(out_spec: Shape) -> Shape:
-    """The axes of the output, in terms of (*taps, input, output)."""
-    inputs, outputs, *taps = out_spec
-    order = (*taps, inputs, outputs)
-    return tuple(order.index(i) for i in range(len(order)))
 
 
 def _patches(x: jax.Array, g: jax.Array, window: Window) -> product.Product:
@@ -493,19 +373,3 @@ def _patches(x: jax.Array, g: jax.Array, window: Window) -> product.Product:
         (*taps, inputs, outputs),
         (*window.taps, x.shape[-1], g.shape[-1]),
     )
-
-
-def _taps(inputs: Shape, outputs: Shape, params) -> Shape:
-    sizes = []
-    for n, k, stride, (low, high), spread, dilation in zip(
-        inputs,
-        outputs,
-        params["window_strides"],
-        params["padding"],
-        params["lhs_dilation"],
-        params["rhs_dilation"],
-        strict=True,
-    ):
-        padded = (n - 1) * spread + 1 + low + high
-        sizes.append((padded - (k - 1) * dilation - 1) // stride + 1)
-    return tuple(sizes)

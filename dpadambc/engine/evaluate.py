@@ -8,11 +8,12 @@ rule is computed as JAX computes it, and that gradient alone is materialized.
 
 No rule can help where the gradient itself is not a product of small arrays:
 
-* A kernel that is a function of another, entry by entry: a mask, say. Reverse mode
-  multiplies the gradient of the one by numbers of its size. Where it multiplies by a
-  number for each column, or adds arrays that all examples share, the form is kept: of
-  weight normalization and standardization, and of penalties. Rows of a table keep
-  theirs under any such map.
+* A kernel that is a function of another, entry by entry or through statistics: a mask,
+  a norm, weight standardization. Reverse mode multiplies the gradient of the one by
+  numbers of its size. Scale or standardize the activations instead, where that is the
+  same: `(x @ w) * scale` for `x @ (w * scale)`. Rows of a table keep their form.
+* A kernel in a penalty: its gradient is a product and an array that all examples share.
+  That array is public, so it can be added behind the noise instead.
 * A kernel at a traced index, `w[i]`. Steps of a loop may come back to a kernel, so
   their gradients are formed and added. Let `jax.lax.scan` go through the kernels, as
   its `xs`. Rows of a table keep theirs.
@@ -37,8 +38,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpadambc.engine import forms, isolation, jaxprs, program, rules, scan, shared
-from dpadambc.engine.facts import Fact, Facts
+from dpadambc.engine import forms, isolation, jaxprs, program, rules, scan
 from dpadambc.engine.interface import Gradient
 
 Values = list[Any]  # arrays and gradients
@@ -59,28 +59,9 @@ def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
     return jaxprs.bind(jaxpr, eqn, arrays, apart)
 
 
-def _with_known_arrays(eqn: jex.JaxprEqn, values: Values, facts: Facts) -> Values:
-    """The values, where arrays that are known to repeat are so in a form of theirs."""
-    name = eqn.primitive.name
-    meets = name in ("add", "add_any", "sub", "mul", "div")
-    if name == "dot_general":
-        meets = any(isinstance(value, shared.Shared) for value in values)
-    keeps_form = facts.of(eqn.outvars[0]).factored or any(map(_has_form, values))
-    if not meets or not keeps_form:
-        return values
-    entrywise = name != "dot_general"
-    out: Any = eqn.outvars[0].aval
-    shape = lambda aval: out.shape if entrywise else aval.shape
-    return [
-        shared.known(value, shape(atom.aval), facts.of(atom))
-        for value, atom in zip(values, eqn.invars, strict=True)
-    ]
-
-
-def _map_grads(eqn: jex.JaxprEqn, values: Values, facts: Facts) -> Values | None:
+def _map_grads(eqn: jex.JaxprEqn, values: Values) -> Values | None:
     """The outputs of a linear map of gradients, or None where the form is lost."""
     name = eqn.primitive.name
-    values = _with_known_arrays(eqn, values, facts)
     if name not in rules.MAPS or not any(isinstance(v, Gradient) for v in values):
         return None
     if name in ("add", "add_any", "sub", "concatenate"):
@@ -99,6 +80,8 @@ def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
     if name not in rules.PRODUCERS or not is_real:
         return None
     kept = 1 if name in rules.INTO_ZEROS else 0
+    if not all(map(rules.is_zero, values[:kept])):
+        return None
     arrays = map(_array, values[kept:], avals[kept:])
     grad = rules.PRODUCERS[name](eqn.params, *values[:kept], *arrays)
     if grad is None:
@@ -107,26 +90,18 @@ def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
     return [rules.no_gradient(avals[-1]) if is_empty else grad]
 
 
-def _has_form(value: Any) -> bool:
-    """Whether it is a gradient that is not formed."""
-    return isinstance(value, Gradient) and not isinstance(
-        value, forms.Dense | forms.Full
-    )
-
-
 def _origin(eqn: jex.JaxprEqn, values: Values) -> str:
     """Why a gradient is formed for each example."""
     name = eqn.primitive.name
-    lost = any(map(_has_form, values))
+    lost = any(
+        isinstance(v, Gradient) and not isinstance(v, forms.Dense | forms.Full)
+        for v in values
+    )
     return f"materialized: {name}" if lost or name in rules.PRODUCERS else name
 
 
 def _equation(
-    jaxpr: jex.Jaxpr,
-    eqn: jex.JaxprEqn,
-    values: Values,
-    lazy: list[bool],
-    facts: Facts,
+    jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values, lazy: list[bool]
 ) -> Values:
     """The outputs of one equation: gradients where `lazy`, else arrays."""
     name = eqn.primitive.name
@@ -134,68 +109,45 @@ def _equation(
         full = rules.full(eqn.params, values[0])
         if full is not None:
             return [full]
-    if _is_shared(eqn, values, facts):
-        lazy = [False for _ in lazy]
-    asks = any(lazy) or any(map(_has_form, values))
-    if not asks and not program.is_apart(eqn):
+    if not any(lazy) and not program.is_apart(eqn):
         return _bind(jaxpr, eqn, values)
-    origin = _origin(eqn, values)
     if name in _ENTERED and program.is_apart(eqn):
-        outs, origin = _ENTERED[name](eqn, values), name
-    elif name in _CALLS and eqn.params.get("length") != 0:
-        return _CALLS[name](eqn, values, lazy, facts)
-    else:
-        outs = _with_forms(eqn, values, lazy, facts) or _bind(jaxpr, eqn, values)
+        outs = _ENTERED[name](eqn, values)
+        return [
+            forms.as_gradient(out, name) if is_lazy else out
+            for out, is_lazy in zip(outs, lazy, strict=True)
+        ]
+    if name in _CALLS and eqn.params.get("length") != 0:
+        return _CALLS[name](eqn, values, lazy)
+    if any(lazy):
+        outs = _map_grads(eqn, values) or _produce(eqn, values)
+        if outs is not None:
+            return outs
+    origin = _origin(eqn, values)
     return [
-        forms.as_gradient(out, origin) if is_lazy else _array(out, v.aval)
-        for out, v, is_lazy in zip(outs, eqn.outvars, lazy, strict=True)
+        forms.as_gradient(out, origin) if is_lazy else out
+        for out, is_lazy in zip(_bind(jaxpr, eqn, values), lazy, strict=True)
     ]
 
 
-def _is_shared(eqn: jex.JaxprEqn, values: Values, facts: Facts) -> bool:
-    """Whether all examples share what an equation computes, and it may not be zero."""
-    is_zero = any(map(rules.is_no_gradient, values))
-    shared = all(facts.of(v).shared for v in eqn.outvars)
-    return shared and not is_zero and eqn.primitive.name not in _CALLS
-
-
-def _with_forms(
-    eqn: jex.JaxprEqn, values: Values, lazy: list[bool], facts: Facts
-) -> Values | None:
-    """The outputs by a rule of gradients, or None without one."""
-    outs = _map_grads(eqn, values, facts)
-    return _produce(eqn, values) if outs is None and any(lazy) else outs
-
-
 def evaluate(
-    closed: jex.ClosedJaxpr,
-    args: Sequence[Any],
-    lazy: Sequence[bool],
-    of_args: Sequence[Fact] | None = None,
+    closed: jex.ClosedJaxpr, args: Sequence[Any], lazy: Sequence[bool]
 ) -> Values:
-    """The outputs of a jaxpr: gradients where `lazy`, else arrays.
-
-    Args:
-      closed: the jaxpr.
-      args: arrays and gradients.
-      lazy: for each output, whether it may be a gradient.
-      of_args: facts of the arguments, if any are known.
-    """
+    """The outputs of a jaxpr: gradients where `lazy`, else arrays."""
     jaxpr = closed.jaxpr
-    facts = Facts(jaxpr, of_args)
     formed = forms.Dense | forms.Full
     factored = [isinstance(x, Gradient) and not isinstance(x, formed) for x in args]
-    demand = program.Demand(jaxpr, lazy, facts, factored)
+    demand = program.Demand(jaxpr, lazy, factored)
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     known.update(zip(jaxpr.invars, args, strict=True))
     read = lambda atom: atom.val if jaxprs.is_literal(atom) else known[atom]
     for eqn in jaxpr.eqns:
         if demand.needs(eqn):
             values = [read(atom) for atom in eqn.invars]
-            outs = _equation(jaxpr, eqn, values, demand.lazy(eqn.outvars), facts)
+            outs = _equation(jaxpr, eqn, values, demand.lazy(eqn.outvars))
             known.update(zip(eqn.outvars, outs, strict=True))
     return [
-        shared.as_gradient(read(atom), facts.of(atom), origin)
+        forms.as_gradient(read(atom), origin)
         if is_lazy
         else _array(read(atom), atom.aval)
         for atom, is_lazy, origin in zip(
@@ -204,17 +156,15 @@ def evaluate(
     ]
 
 
-def _call(eqn: jex.JaxprEqn, values: Values, lazy: list[bool], facts: Facts) -> Values:
-    return evaluate(jaxprs.body(eqn), values, lazy, facts.of_operands(eqn))
+def _call(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
+    return evaluate(jaxprs.body(eqn), values, lazy)
 
 
-def _checkpoint(
-    eqn: jex.JaxprEqn, values: Values, lazy: list[bool], facts: Facts
-) -> Values:
+def _checkpoint(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     """The body, behind a barrier that keeps XLA from reusing the first computation."""
     if eqn.params["prevent_cse"]:
         values = list(jax.lax.optimization_barrier(tuple(values)))
-    return evaluate(jaxprs.body(eqn), values, lazy, facts.of_operands(eqn))
+    return evaluate(jaxprs.body(eqn), values, lazy)
 
 
 def _zeros_like(tree: Any) -> Any:
@@ -227,12 +177,8 @@ def _signature(grad: Gradient) -> tuple:
     return structure, tuple((x.shape, x.dtype) for x in leaves)
 
 
-def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool], facts: Facts) -> Values:
-    """An output for each form that a branch gives a gradient, zeros in the others.
-
-    No array is shared in there: zeros are in its place where another branch is taken.
-    """
-    del facts
+def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
+    """An output for each form that a branch gives a gradient, zeros in the others."""
     index, *operands = values
     branches = [jaxprs.closed(branch) for branch in eqn.params["branches"]]
     avals = [atom.aval for atom in eqn.invars[1:]]
@@ -242,14 +188,14 @@ def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool], facts: Facts) -> 
     places: list[dict] = [{} for _ in lazy]
     for out in outs:
         for place, grad, is_lazy in zip(places, out, lazy, strict=True):
-            if is_lazy and not rules.is_no_gradient(grad):
+            if is_lazy and not forms.is_no_gradient(grad):
                 place.setdefault(_signature(grad), grad)
 
     def in_places(branch, *args):
         placed = []
         for value, place, is_lazy in zip(run(branch, *args), places, lazy, strict=True):
             if is_lazy:
-                own = None if rules.is_no_gradient(value) else _signature(value)
+                own = None if forms.is_no_gradient(value) else _signature(value)
                 value = [
                     value if form == own else _zeros_like(like)
                     for form, like in place.items()
@@ -268,10 +214,9 @@ def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool], facts: Facts) -> 
     ]
 
 
-def _scan(eqn: jex.JaxprEqn, values: Values, lazy: list[bool], facts: Facts) -> Values:
+def _scan(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
     arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
-    step = functools.partial(evaluate, of_args=facts.of_step(eqn))
-    return scan.scan(eqn, values, arrays, lazy, step)
+    return scan.scan(eqn, values, arrays, lazy, evaluate)
 
 
 def _custom(eqn: jex.JaxprEqn, values: Values) -> Values:
@@ -300,7 +245,7 @@ _ENTERED: dict[str, Callable[[jex.JaxprEqn, Values], Values]] = {
     "while": _while,
 }
 
-_CALLS: dict[str, Callable[[jex.JaxprEqn, Values, list[bool], Facts], Values]] = {
+_CALLS: dict[str, Callable[[jex.JaxprEqn, Values, list[bool]], Values]] = {
     **dict.fromkeys(jaxprs.INLINED, _call),
     **dict.fromkeys(jaxprs.REMATERIALIZED, _checkpoint),
     "cond": _cond,

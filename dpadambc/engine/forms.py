@@ -18,7 +18,6 @@ from dpadambc.engine.interface import (
     Shape,
     pytree,
     squared,
-    times_along,
 )
 
 
@@ -38,8 +37,9 @@ class Dense(Gradient):
         del units
         return self.value.astype(precision.at_least_float32(self.value.dtype))
 
-    def squared_norm(self) -> jax.Array:
-        return squared(self.value).sum()
+    def norm(self, units: rounding.Units) -> Norm:
+        del units
+        return Norm(squared(self.value).sum(), 0.0, 0.0)
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
         return self._with(fun(self.dense()))
@@ -55,18 +55,6 @@ class Dense(Gradient):
 
     def _with(self, value: jax.Array) -> Gradient:
         return Dense(value, value.shape, self.origin)
-
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient:
-        value = self.dense()
-        for axis, vector in enumerate(vectors):
-            value = times_along(value, vector, axis)
-        return self._with(value)
-
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array:
-        return (self.dense() * x).sum(axes)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        return self.squared_norm()
 
     def transpose(self, permutation: Shape) -> Gradient:
         return self._with(jnp.transpose(self.value, permutation))
@@ -110,10 +98,10 @@ class Full(Gradient):
     def settled(self) -> Gradient:
         return self if self.is_zero else Dense(self.dense(), self.shape, "constant")
 
-    def squared_norm(self) -> jax.Array:
-        return jnp.square(dataclasses.replace(self, shape=()).dense()) * math.prod(
-            self.shape
-        )
+    def norm(self, units: rounding.Units) -> Norm:
+        del units
+        one = dataclasses.replace(self, shape=()).dense()
+        return Norm(one * one * math.prod(self.shape), 0.0, 0.0)
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
         return dataclasses.replace(self, fill=fun(self.fill))
@@ -129,12 +117,6 @@ class Full(Gradient):
             return Dense(jax.vmap(Full.dense)(self), (), "constant").stacked()
         shape = (*jnp.shape(self.fill)[:1], *self.shape)
         return Full(jnp.zeros((), jnp.result_type(self.fill)), shape, True)
-
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
-        return self if self.is_zero else None
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        return self.squared_norm()
 
     def transpose(self, permutation: Shape) -> Gradient:
         return self.reshape(tuple(self.shape[i] for i in permutation))
@@ -185,9 +167,6 @@ class Block(Gradient):
         widths = list(zip(self.starts, high, strict=True))
         return jnp.pad(self.block.dense(units), widths)
 
-    def squared_norm(self) -> jax.Array:
-        return self.block.squared_norm()
-
     def norm(self, units: rounding.Units) -> Norm:
         return self.block.norm(units)
 
@@ -210,23 +189,6 @@ class Block(Gradient):
     def settled(self) -> Gradient:
         return dataclasses.replace(self, block=self.block.settled())
 
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
-        boxes = zip(vectors, *self._box, strict=True)
-        block = self.block.scaled_along([v[a:b] for v, a, b in boxes])
-        return None if block is None else dataclasses.replace(self, block=block)
-
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        total = self.block.contracted(x[box_of(x, *self._box)], axes)
-        if total is None:
-            return None
-        sides = zip(*self._box, self.shape, strict=True)
-        widths = [(a, n - b) for a, b, n in sides]
-        around = [(*w, 0) for i, w in enumerate(widths) if i not in axes]
-        return jax.lax.pad(total, jnp.zeros((), total.dtype), around)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        return self.block.squared_norm_of_terms()
-
     def transpose(self, permutation: Shape) -> Gradient | None:
         grad = self.block.transpose(permutation)
         if grad is None:
@@ -235,7 +197,9 @@ class Block(Gradient):
         return Block(grad, order(self.starts), order(self.shape))
 
     def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
-        block = self.block.entrywise(fun, x[box_of(x, *self._box)])
+        of_axes = zip(x.shape, *self._box, strict=True)
+        box = [(a, b) if n != 1 else (0, 1) for n, a, b in of_axes]
+        block = self.block.entrywise(fun, jax.lax.slice(x, *zip(*box, strict=True)))
         return None if block is None else dataclasses.replace(self, block=block)
 
     def pad(self, low: Shape, high: Shape) -> Gradient:
@@ -245,8 +209,7 @@ class Block(Gradient):
 
     def merge(self, other: Gradient) -> Gradient | None:
         if isinstance(other, Block) and self._box == other._box:
-            high = (n - b for n, b in zip(self.shape, self.limits, strict=True))
-            return padded(add(self.block, other.block), self.starts, tuple(high))
+            return dataclasses.replace(self, block=add(self.block, other.block))
         return None
 
     @property
@@ -278,25 +241,19 @@ class Sum(Gradient):
     def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         return functools.reduce(jnp.add, [grad.dense(units) for grad in self.parts])
 
-    def squared_norm(self) -> jax.Array:
-        return self._with_products([x.squared_norm() for x in self.parts])
-
-    def _with_products(self, squares: Sequence[jax.Array]) -> jax.Array:
-        """The squared norm of the sum, of those of the parts."""
-        total = functools.reduce(jnp.add, squares)
-        for i, x in enumerate(self.parts):
-            for y in self.parts[:i]:
-                total += 2 * (x.inner(y) if x.knows_product_with(y) else y.inner(x))
-        return total
-
     def norm(self, units: rounding.Units) -> Norm:
         parts = [grad.norm(units) for grad in self.parts]
         if isinstance(self.parts[0], Block):  # apart, as those of parameters are
             return Norm.of_all(parts)
-        squared = self._with_products([norm.squared for norm in parts])
+        total = functools.reduce(jnp.add, [norm.squared for norm in parts])
+        for i, x in enumerate(self.parts):
+            for y in self.parts[:i]:
+                total += 2 * (x.inner(y) if x.knows_product_with(y) else y.inner(x))
         in_norm = sum(norm.in_norm for norm in parts)
         lengths = sum(jnp.sqrt(norm.squared) + norm.in_norm for norm in parts)
-        squared += in_norm * (2 * lengths + in_norm)
+        allowance = precision.rounding_error(0, total.dtype) * lengths * lengths
+        allowance += in_norm * (2 * lengths + in_norm)
+        squared = jnp.maximum(total, 0) + allowance
         return Norm(squared, 0.0, sum(norm.in_sum for norm in parts))
 
     def operands(self, units: rounding.Units) -> Gradient:
@@ -327,18 +284,6 @@ class Sum(Gradient):
         if any(grad is None for grad in grads):
             return None
         return functools.reduce(add, grads)
-
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient | None:
-        return self._map(lambda grad: grad.scaled_along(vectors))
-
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        totals = [grad.contracted(x, axes) for grad in self.parts]
-        found = [total for total in totals if total is not None]
-        return functools.reduce(jnp.add, found) if len(found) == len(totals) else None
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        squares = [grad.squared_norm_of_terms() for grad in self.parts]
-        return jnp.square(functools.reduce(jnp.add, map(jnp.sqrt, squares)))
 
     def transpose(self, permutation: Shape) -> Gradient | None:
         return self._map(lambda grad: grad.transpose(permutation))
@@ -414,7 +359,8 @@ def as_gradient(value: Any, origin: str) -> Gradient:
     return Dense(value, value.shape, origin)
 
 
-def _is_zero(grad: Gradient) -> bool:
+def is_no_gradient(grad: Any) -> bool:
+    """Whether a gradient is zero whatever the data."""
     return isinstance(grad, Full) and grad.is_zero
 
 
@@ -433,12 +379,8 @@ def _insert(grads: list[Gradient], new: Gradient) -> list[Gradient]:
 
 def add(x: Gradient, y: Gradient) -> Gradient:
     """The sum of two gradients, dense where cross terms are not known otherwise."""
-    if _is_zero(x) or _is_zero(y):
-        return y if _is_zero(x) else x
-    for one, other in ((x, y), (y, x)):
-        total = one.plus(other)
-        if total is not None:
-            return total
+    if is_no_gradient(x) or is_no_gradient(y):
+        return y if is_no_gradient(x) else x
     grads = functools.reduce(_insert, _parts(y), list(_parts(x)))
     if len(grads) == 1:
         return grads[0]
@@ -447,21 +389,6 @@ def add(x: Gradient, y: Gradient) -> Gradient:
         return Sum(tuple(grads), x.shape)
     total = functools.reduce(jnp.add, [grad.dense() for grad in grads])
     return Dense(total, x.shape, "materialized: a sum of different forms")
-
-
-def box_of(x: jax.Array, starts: Shape, limits: Shape) -> tuple[slice, ...]:
-    """A box of an array, whose axes of size one stand for all places."""
-    sides = zip(x.shape, starts, limits, strict=True)
-    return tuple(slice(None) if n == 1 else slice(a, b) for n, a, b in sides)
-
-
-def summed_over(grad: Gradient, axes: Shape) -> Gradient | None:
-    """The sum over some axes, in some form or from the factors."""
-    own = grad.reduce_sum(axes)
-    if own is not None:
-        return own
-    total = grad.contracted(jnp.ones((1,) * len(grad.shape)), axes)
-    return None if total is None else as_gradient(total, "reduce_sum")
 
 
 def padded(grad: Gradient, low: Shape, high: Shape) -> Gradient:

@@ -41,46 +41,25 @@ def squared(x: jax.Array) -> jax.Array:
     return jnp.square(x.astype(precision.at_least_float32(x.dtype)))
 
 
-class Side(NamedTuple):
-    """A factor of a gradient that is a product."""
-
-    rows: jax.Array  # (shared, contracted, own)
-    shared: Shape  # the axes of the gradient that both factors have
-    own: Shape  # those that this factor alone has, in the order of its columns
-
-
-def times_along(x: jax.Array, vector: jax.Array, axis: int) -> jax.Array:
-    """An array times a vector along one axis, in at least float32."""
-    dtype = precision.at_least_float32(jnp.promote_types(x.dtype, vector.dtype))
-    shape = [-1 if i == axis else 1 for i in range(x.ndim)]
-    return x.astype(dtype) * vector.astype(dtype).reshape(shape)
-
-
 class Norm(NamedTuple):
     """A norm as products of some units have it; see `rounding`."""
 
-    squared: jax.Array  # max(q, e^2), in at least float32
+    squared: jax.Array  # max(q, e^2) and an allowance, in at least float32
     in_norm: Any  # e
-    in_sum: Any  # e'
+    in_sum: Any  # e', with the rounding of sums
 
     @classmethod
     def of_all(cls, several: "Sequence[Norm]") -> "Norm":
         """Of what is apart: the gradients of several parameters, say."""
-        root = lambda values: jnp.sqrt(sum(jnp.square(x) for x in values))
+        root = lambda values: jnp.sqrt(sum(x * x for x in values))
         squared, in_norm, in_sum = zip(*several, strict=True)
         return cls(functools.reduce(jnp.add, squared), root(in_norm), root(in_sum))
 
-    @classmethod
-    def of_terms(cls, square: jax.Array, terms: jax.Array, unit: Any) -> "Norm":
-        """Of q, S and what multiplied."""
-        in_norm = unit.in_norm * terms
-        squared = jnp.maximum(square, in_norm * in_norm)
-        return cls(squared, in_norm, unit.in_sum * terms)
-
     @property
-    def bound(self) -> jax.Array:
-        """What is added up has at most this norm, times its weight."""
-        return jnp.sqrt(self.squared) + self.in_norm + self.in_sum
+    def squared_bound(self) -> jax.Array:
+        """The square of a bound on a term of the sum, over its weight."""
+        moved = self.in_norm + self.in_sum
+        return self.squared + moved * (2 * jnp.sqrt(self.squared) + moved)
 
 
 class Gradient(abc.ABC):
@@ -103,17 +82,12 @@ class Gradient(abc.ABC):
         """The gradient itself, in at least float32."""
 
     @abc.abstractmethod
-    def squared_norm(self) -> jax.Array:
-        """Its squared L2 norm, in at least float32, never less than the true one.
-
-        Where parts of the gradient cancel, rounding could hide a part of it. So the
-        norm carries an allowance for what the arithmetic cannot see.
-        """
-
     def norm(self, units: rounding.Units) -> Norm:
-        """Its norm by products that may round, of `operands` of the same units."""
-        del units
-        return Norm(self.squared_norm(), 0.0, 0.0)
+        """Its norm by products that may round, of `operands` of the same units.
+
+        It is in at least float32, and never less than the true one: where parts of the
+        gradient cancel, it carries an allowance for what rounding could hide.
+        """
 
     def operands(self, units: rounding.Units) -> "Gradient":
         """The gradient with its arrays as the units take them.
@@ -176,6 +150,12 @@ class Gradient(abc.ABC):
         """The sum over some axes."""
         del axes
 
+    def times(
+        self, x: jax.Array, contract: tuple[Shape, Shape], batch: tuple[Shape, Shape]
+    ) -> "Gradient | None":
+        """`lax.dot_general` with an array."""
+        del x, contract, batch
+
     def entrywise(self, fun: Entrywise, x: jax.Array) -> "Gradient | None":
         """`fun` of each entry, in which it is linear, and of that of an array.
 
@@ -189,37 +169,11 @@ class Gradient(abc.ABC):
         """The sum with another of this form, in this form."""
         del other
 
-    def plus(self, other: "Gradient") -> "Gradient | None":
-        """The sum with a gradient of any form, in a form that has such sums."""
-        del other
-
-    def times(
-        self, x: Any, contract: tuple[Shape, Shape], batch: tuple[Shape, Shape]
-    ) -> "Gradient | None":
-        """`lax.dot_general` with an array."""
-        del x, contract, batch
-
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        """The sum over `axes` of the gradient times an array, from the factors."""
-        del x, axes
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        """At least the square of the sum of the norms of all that is added up."""
-        raise NotImplementedError
-
     def knows_product_with(self, other: "Gradient") -> bool:
         """Whether `inner(other)` is known without forming either gradient."""
         del other
         return False
 
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> "Gradient | None":
-        """The gradient times the outer product of vectors, one for each axis."""
-        del vectors
-
-    def sides(self) -> "tuple[Side, Side] | None":
-        """The factors of a product, with axes (shared, contracted, own)."""
-        del self
-
     def inner(self, other: "Gradient") -> jax.Array:
-        """The inner product of two gradients."""
+        """The inner product of two gradients, never less than the true one."""
         raise NotImplementedError

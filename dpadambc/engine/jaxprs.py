@@ -8,8 +8,6 @@ import jax.extend.core as jex
 INLINED = {"jit", "pjit", "closed_call", "core_call"}
 # Calls with a derivative of their own, where they are not differentiated any more.
 CUSTOM = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-# Calls with a rule of their own for `jax.vmap`, where they are not mapped any more.
-CUSTOM_VMAP = {"custom_vmap_call"}
 REMATERIALIZED = {"checkpoint", "remat", "remat2"}
 
 
@@ -47,38 +45,6 @@ def equations_in(program: jex.ClosedJaxpr) -> Iterator[jex.JaxprEqn]:
     """The equations of a program and of all inside it."""
     for each in programs_in(program):
         yield from each.jaxpr.eqns
-
-
-def with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
-    """The same program, with its constants changed and those of all inside it."""
-    if isinstance(program, jex.ClosedJaxpr | jex.Jaxpr):
-        eqns = [
-            eqn.replace(
-                params={k: with_constants(x, change) for k, x in eqn.params.items()}
-            )
-            for eqn in program.eqns
-        ]
-        # The two are one class in later releases of JAX.
-        changed = closed(program).jaxpr.replace(eqns=eqns)
-        consts = getattr(program, "consts", None)
-        if consts is None:
-            return changed
-        return jex.ClosedJaxpr(changed, [*map(change, consts)])
-    if type(program) in (tuple, list):
-        return type(program)(with_constants(x, change) for x in program)
-    return program
-
-
-def constants_in(program: Any) -> list[Any]:
-    """The constants of a program and of all inside it, as `with_constants` asks."""
-    found: list[Any] = []
-
-    def note(x):
-        found.append(x)
-        return x
-
-    with_constants(program, note)
-    return found
 
 
 def is_literal(atom: Any) -> bool:
@@ -131,25 +97,3 @@ def bind(
     fun = transform(fun) if transform else fun
     results = dict(zip(outs, fun(*known.values()), strict=True))
     return [results.get(v) for v in eqn.outvars]
-
-
-def used_inputs(program: Any) -> list[bool]:
-    """Whether something that is returned is computed from each input.
-
-    Of a program inside it, whether anything is that it returns.
-    """
-    jaxpr = closed(program).jaxpr
-    used = set(map(id, jaxpr.outvars))
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or not used.isdisjoint(map(id, eqn.outvars)):
-            used |= set(map(id, _used(eqn)))
-    return [id(x) in used for x in jaxpr.invars]
-
-
-def _used(eqn: jex.JaxprEqn) -> list[Any]:
-    """The inputs that an equation uses; all of them, if it cannot be told."""
-    inside = list(inner(eqn))
-    if len(inside) != 1 or len(inside[0].jaxpr.invars) != len(eqn.invars):
-        return list(eqn.invars)
-    pairs = zip(eqn.invars, used_inputs(inside[0]), strict=True)
-    return [x for x, is_used in pairs if is_used]

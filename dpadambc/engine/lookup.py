@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
@@ -14,10 +14,10 @@ from dpadambc.engine import forms, precision, product, rounding, view
 from dpadambc.engine.interface import (
     Entrywise,
     Gradient,
+    Norm,
     Shape,
     pytree,
     squared,
-    times_along,
 )
 
 
@@ -69,18 +69,24 @@ class Lookup(Gradient):
         table = table.reshape(*stacked, size, *self._row_shape)
         return jnp.moveaxis(table, self.num_stacked, self.axis)
 
-    def squared_norm(self) -> jax.Array:
+    def norm(self, units: rounding.Units) -> Norm:
+        """The sum over t adds up as many rows as have one id; see `product.of_grams`.
+
+        So do the segments, whose error is that of a sum, and not of a square.
+        """
+        del units
         ids, rows = self._rows()
         _, count, width = rows.shape
+        error = lambda length: precision.rounding_error(length, rows.dtype)
         if count > width:
-            return jnp.sum(jax.vmap(_squared_norm_by_segments)(ids, rows))
+            squares, terms = jax.vmap(_of_segments)(ids, rows)
+            added = error(2 * count) * jnp.sqrt(terms.sum())
+            return Norm(squares.sum(), 0.0, added)
         equal = ids[:, :, None] == ids[:, None, :]
-        squares = squared(rows).sum(2)
-        sizes = equal.sum(2, dtype=rows.dtype)
-        allowance = precision.rounding_allowance((sizes, squares), (0, width))
-        return jnp.sum(jnp.where(equal, rounding.EXACT.gram(rows), 0)) + jnp.sum(
-            allowance
-        )
+        terms = jnp.sum(equal.sum(2, dtype=rows.dtype) * squared(rows).sum(2))
+        square = jnp.sum(jnp.where(equal, rounding.EXACT.gram(rows), 0))
+        square = jnp.maximum(square, 0) + error(width) * terms
+        return Norm(square, 0.0, error(count) * jnp.sqrt(terms))
 
     def settled(self) -> Gradient:
         if self.ids.size + self.g.size < math.prod(self.shape):
@@ -107,44 +113,6 @@ class Lookup(Gradient):
 
     def unscaled(self) -> list[jax.Array]:
         return []
-
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient:
-        """What is for the rows of the table is looked up as they are."""
-        dtype = jnp.promote_types(self.g.dtype, vectors[self.axis].dtype)
-        of_ids = vectors[self.axis].astype(dtype)[self.ids]
-        g = self.g.astype(dtype)
-        g = g * of_ids.reshape(*of_ids.shape, *[1] * (g.ndim - of_ids.ndim))
-        own = [v for i, v in enumerate(vectors) if i != self.axis]
-        stacked, row = own[: self.num_stacked], own[self.num_stacked :]
-        at = [*range(self.num_stacked), *range(self.ids.ndim, g.ndim)]
-        for axis, vector in zip(at, (*stacked, *row), strict=True):
-            g = times_along(g, vector, axis)
-        return dataclasses.replace(self, g=g)
-
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array:
-        wide = x.astype(precision.at_least_float32(x.dtype))
-        grad = self.entrywise(jnp.multiply, wide)._flat()
-        others = [i for i in range(len(self.shape)) if i != self.axis]
-        places = [i for i in range(grad.g.ndim) if i != self.num_stacked]
-        summed = [at for at, i in zip(places, others, strict=True) if i in axes]
-        if self.axis in axes:
-            return grad.g.sum((*summed, self.num_stacked))
-        rows = [at for at in summed if at > self.num_stacked]  # before they are added
-        within = [i in axes and i >= self.num_stacked for i in range(len(self.shape))]
-        shape = tuple(1 if x else n for x, n in zip(within, self.shape, strict=True))
-        narrow = dataclasses.replace(
-            grad, g=grad.g.sum(rows, keepdims=True), shape=shape
-        )
-        return narrow.dense().sum(axes)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        ids, rows = self._rows()
-
-        def repeats(ids):
-            place = functools.partial(jnp.searchsorted, jnp.sort(ids), ids)
-            return place(side="right") - place(side="left")
-
-        return jnp.sum(jax.vmap(repeats)(ids) * squared(rows).sum(2))
 
     def transpose(self, permutation: Shape) -> Gradient | None:
         """The axis of the table may move, the others keep their order."""
@@ -220,7 +188,7 @@ class Lookup(Gradient):
             return axis
         return self.ids.ndim + axis - self.num_stacked - (axis > self.axis)
 
-    def entrywise(self, fun: Entrywise, x: jax.Array) -> "Lookup":
+    def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient:
         return dataclasses.replace(self, g=fun(self.g, self._at_ids(x)))
 
     def _at_ids(self, x: jax.Array) -> jax.Array:
@@ -302,13 +270,17 @@ class Lookup(Gradient):
         return other.with_alone(self.axis)
 
     def inner(self, other: Gradient) -> jax.Array:
-        r""":math:`\sum_{t,s} (g_t \cdot g'_s) a_{s, v_t}`."""
+        r""":math:`\sum_{t,s} (g_t \cdot g'_s) a_{s, v_t}`, and an allowance."""
         head = self._as_head(other)
         assert head is not None
         (ids,), (rows,) = self._rows()
         others = head.g.reshape(head.g.shape[0], rows.shape[1])
         products = rounding.EXACT.einsum(others, (0, 2), rows, (1, 2), (0, 1))
-        return jnp.sum(products * jnp.take(head.a, ids, axis=1))
+        looked_up = jnp.take(head.a, ids, axis=1)
+        norms = map(jnp.linalg.norm, (others, rows, looked_up))
+        error = precision.rounding_error(rows.shape[1], products.dtype)
+        allowance = functools.reduce(jnp.multiply, norms, error)
+        return jnp.sum(products * looked_up) + allowance
 
     def gather(self, indices: jax.Array, params) -> Gradient | None:
         """`lax.gather` of whole rows: of those that something else takes the place of.
@@ -350,8 +322,12 @@ class Lookup(Gradient):
         return forms.Dense(found, found.shape, "direct")
 
 
-def _squared_norm_by_segments(ids: jax.Array, rows: jax.Array) -> jax.Array:
-    """Rows of equal ids summed next to each other, for sequences longer than wide."""
+def _of_segments(ids: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Rows of equal ids summed next to each other, for sequences longer than wide.
+
+    Returns:
+      The squared norm, and the square of the sum of the norms of the rows of an id.
+    """
     order = jnp.argsort(ids)
     ids, rows = ids[order], rows[order]
     starts = jnp.concatenate([jnp.zeros(1, bool), ids[1:] != ids[:-1]])
@@ -359,10 +335,7 @@ def _squared_norm_by_segments(ids: jax.Array, rows: jax.Array) -> jax.Array:
     add = lambda x: jax.ops.segment_sum(x, segments, num_segments=count)
     totals, sizes = add(rows), add(jnp.ones(count, rows.dtype))
     squares = add(squared(rows).sum(1))
-    allowance = precision.rounding_allowance(
-        (sizes, squares), (0, sizes * rows.shape[1])
-    )
-    return jnp.sum(totals * totals) + jnp.sum(allowance)
+    return jnp.sum(totals * totals), jnp.sum(sizes * squares)
 
 
 def _wide(ids: jax.Array) -> jax.Array:
@@ -489,16 +462,6 @@ def kept_by_scatter(
         unique_indices=params["unique_indices"],
         mode=params["mode"],
     )
-
-
-def kept_by_slice(
-    shape: Shape, update: Shape, starts: Sequence[jax.Array]
-) -> jax.Array:
-    """Whether `lax.dynamic_update_slice` leaves an entry as it is; axes may be one."""
-    whole = [i for i, n in enumerate(shape) if update[i] == n]
-    kept = jnp.ones(_with_ones(shape, whole), bool)
-    zeros = jnp.zeros(_with_ones(update, whole), bool)
-    return jax.lax.dynamic_update_slice(kept, zeros, starts)
 
 
 def _with_ones(shape: Shape, axes: Container[int]) -> Shape:

@@ -32,10 +32,8 @@ from dpadambc.engine.interface import (
     Gradient,
     Norm,
     Shape,
-    Side,
     pytree,
     squared,
-    times_along,
 )
 
 Axes = tuple[int, ...]
@@ -79,67 +77,50 @@ class Product(Gradient):
         )
 
     @property
-    def _shared(self) -> Axes:
+    def shared(self) -> Axes:
+        """The names of the axes of the gradient that both factors have."""
         return tuple(i for i in self.out_axes if i in self.a_axes and i in self.g_axes)
 
     def _next_name(self) -> int:
         return 1 + max((-1, *self.a_axes, *self.g_axes))
 
-    def _matrix(self, x: jax.Array, axes: Axes) -> tuple[jax.Array, Axes]:
+    def matrix(self, x: jax.Array, axes: Axes) -> tuple[jax.Array, Axes]:
         """A factor with axes (l, t, own), and the names of its own axes."""
-        shared, contracted = self._shared, self._contracted
+        shared, contracted = self.shared, self._contracted
         own = tuple(i for i in self.out_axes if i in axes and i not in shared)
         x = jnp.transpose(x, [axes.index(i) for i in (*shared, *contracted, *own)])
         sizes, rest = x.shape[: len(shared)], x.shape[x.ndim - len(own) :]
         rows = x.size // max(math.prod(sizes) * math.prod(rest), 1)
         return x.reshape(math.prod(sizes), rows, math.prod(rest)), own
 
-    def sides(self) -> tuple[Side, Side]:
-        def side(x, axes):
-            rows, own = self._matrix(x, axes)
-            at = lambda names: tuple(self.out_axes.index(i) for i in names)
-            return Side(rows, at(self._shared), at(own))
-
-        return side(self.a, self.a_axes), side(self.g, self.g_axes)
-
     def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         sides = (self.a, self.a_axes), (self.g, self.g_axes)
-        (a, a_own), (g, g_own) = (self._matrix(*side) for side in sides)
+        (a, a_own), (g, g_own) = (self.matrix(*side) for side in sides)
         names = [i for i in self.out_axes if i is not None]
-        own = [i for i in names if i not in self._shared]
+        own = [i for i in names if i not in self.shared]
         if own and own[0] in g_own:
             a, a_own, g, g_own = g, g_own, a, a_own
         kernel = units.of(a, g).product(a, g)
-        order = (*self._shared, *a_own, *g_own)
+        order = (*self.shared, *a_own, *g_own)
         sizes = dict(zip(self.out_axes, self.shape, strict=True))
         kernel = kernel.reshape([sizes[i] for i in order])
         kernel = jnp.transpose(kernel, [order.index(i) for i in names])
         return kernel.reshape(self.shape)
 
-    def squared_norm(self) -> jax.Array:
-        if not self._contracted:
-            return self._outer_squared_norm()
-        matrices = self._matrices
-        grams = map(rounding.EXACT.gram, matrices)
-        squares = [squared(x).sum((1, 2)) for x in matrices]
-        counts = [math.prod(x.shape[1:]) for x in matrices]
-        allowance = precision.rounding_allowance(squares, counts)
-        return jnp.sum(jnp.multiply(*grams)) + jnp.sum(allowance)
-
     @property
     def _matrices(self) -> list[jax.Array]:
         sides = (self.a, self.a_axes), (self.g, self.g_axes)
-        return [self._matrix(*side)[0] for side in sides]
+        return [self.matrix(*side)[0] for side in sides]
 
     def norm(self, units: rounding.Units) -> Norm:
         unit = units.of(self.a, self.g)
         if not self._contracted:  # one term, whose norm is no product of matrices
-            square = self.squared_norm()
+            square = self._outer_squared_norm()
             return Norm(square, 0.0, unit.in_sum * jnp.sqrt(square))
         matrices = self._matrices
-        counts = [math.prod(x.shape[1:]) for x in matrices]
+        lengths = [x.shape[2] for x in matrices]
         scaled = 0 if self._scales_a else 1
-        return of_grams(unit, [unit.gram(x) for x in matrices], counts, scaled)
+        return of_grams(unit, [unit.gram(x) for x in matrices], lengths, scaled)
 
     def operands(self, units: rounding.Units) -> Gradient:
         # The norm of one term is that of its factors, which no product rounds.
@@ -149,16 +130,15 @@ class Product(Gradient):
 
     def _outer_squared_norm(self) -> jax.Array:
         def squares(x, axes):
-            own = tuple(at for at, i in enumerate(axes) if i not in self._shared)
-            order = sorted(i for i in axes if i in self._shared)
-            x = squared(x).sum(own)
-            left = [i for i in axes if i in self._shared]
-            return jnp.transpose(x, [left.index(i) for i in order])
+            own = tuple(at for at, i in enumerate(axes) if i not in self.shared)
+            order = sorted(i for i in axes if i in self.shared)
+            totals = squared(x).sum(own)
+            # Squares below the least normal number vanish.
+            totals += jnp.finfo(totals.dtype).tiny * x.size
+            left = [i for i in axes if i in self.shared]
+            return jnp.transpose(totals, [left.index(i) for i in order])
 
-        pair = squares(self.a, self.a_axes), squares(self.g, self.g_axes)
-        sizes = self.a.size, self.g.size
-        allowance = precision.rounding_allowance(pair, sizes, can_cancel=False)
-        return jnp.sum(pair[0] * pair[1] + allowance)
+        return jnp.sum(squares(self.a, self.a_axes) * squares(self.g, self.g_axes))
 
     def settled(self) -> Gradient:
         if self.a.size + self.g.size < math.prod(self.shape):
@@ -193,47 +173,6 @@ class Product(Gradient):
 
     def unscaled(self) -> list[jax.Array]:
         return [self.g if self._scales_a else self.a]
-
-    def scaled_along(self, vectors: Sequence[jax.Array]) -> Gradient:
-        """Each vector goes to the one factor that has its axis, or to one of both."""
-        a, g = self.a, self.g
-        for name, vector in zip(self.out_axes, vectors, strict=True):
-            if name is None:
-                g = g * vector[0]
-            elif name in self.g_axes:
-                g = times_along(g, vector, self.g_axes.index(name))
-            else:
-                a = times_along(a, vector, self.a_axes.index(name))
-        return dataclasses.replace(self, a=a, g=g)
-
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        """The sum of (a @ x) * g over t, where g has the axes that stay.
-
-        It takes a forward pass of x.
-        """
-        keep = [i for at, i in enumerate(self.out_axes) if at not in axes]
-        sides = [self, self._swapped()]
-        own = lambda grad: {*grad.a_axes} & {*self.out_axes} - {*self._shared}
-        sides = [grad for grad in sides if not own(grad) & {*keep}]
-        if not sides:
-            return None
-        grad = min(sides, key=lambda grad: grad.g.size)
-        named = zip(self.out_axes, x.shape, strict=True)
-        x_axes = [i for i, n in named if n > 1 and i is not None]
-        x = x.reshape([n for n in x.shape if n > 1])
-        middle = [i for i in grad.g_axes if i in (*grad.a_axes, *x_axes)]
-        y = rounding.EXACT.einsum(grad.a, grad.a_axes, x, x_axes, middle)
-        named = zip(grad.g_axes, grad.g.shape, strict=True)
-        sizes = [n if i in middle else 1 for i, n in named]
-        left = [i for i in grad.g_axes if i in keep]
-        summed = [at for at, i in enumerate(grad.g_axes) if i not in keep]
-        total = (y.reshape(sizes) * grad.g).sum(summed)
-        order = [left.index(i) for i in keep if i is not None]
-        kept = [n for at, n in enumerate(self.shape) if at not in axes]
-        return jnp.transpose(total, order).reshape(kept)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        return jnp.sum(jnp.multiply(*(squared(x).sum((1, 2)) for x in self._matrices)))
 
     def transpose(self, permutation: Shape) -> "Product":
         return dataclasses.replace(
@@ -306,14 +245,13 @@ class Product(Gradient):
         )
 
     def times(
-        self, x: Any, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes]
+        self, x: jax.Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes]
     ) -> "Product | None":
         """`lax.dot_general` with an array, by which one factor is multiplied.
 
         None where neither factor alone has the axes that are contracted, or where it
         would get larger than the gradient is.
         """
-        x = x.dense() if isinstance(x, Gradient) else x
         mine, theirs = (*contract[0], *batch[0]), (*contract[1], *batch[1])
         first, met = self._next_name(), [self.out_axes[i] for i in mine]
         known: dict[int, Any] = dict(zip(theirs, met, strict=True))
@@ -321,7 +259,7 @@ class Product(Gradient):
         summed = {self.out_axes[i] for i in contract[0]}
         sides = self, self._swapped()
         holders = [side for side in sides if summed <= {*side.g_axes}]
-        if None in met or not holders or summed & {*self._shared}:
+        if None in met or not holders or summed & {*self.shared}:
             return None
         grad = holders[0]
         kept = (i for i in grad.g_axes if i not in summed)
@@ -405,31 +343,48 @@ class Product(Gradient):
 def of_grams(
     unit: rounding.Unit,
     grams: Sequence[jax.Array],
-    counts: Sequence[int],
+    lengths: Sequence[int],
     scaled: int,
 ) -> Norm:
-    """Of Gram matrices with axes (l, t, t), which have all that S needs.
+    r"""Of Gram matrices with axes (l, t, t), which have all that S needs.
+
+    What the entries of one are wrong by counts as much as the other has:
+    :math:`\gamma_I \sum_{t,s} \lVert a_t \rVert \lVert a_s \rVert |g_t \cdot g_s|
+    \le \gamma_I \sum_t \lVert a_t \rVert^2 \sum_s |g_t \cdot g_s|`, and the same with
+    a and g exchanged. The weighted sum adds up T scaled terms, so it is wrong by at
+    most :math:`\gamma_{T+1} S`.
 
     Args:
       unit: that multiplied them.
       grams: of the two factors.
-      counts: how many numbers each factor holds.
+      lengths: how many products were added up for an entry of each.
       scaled: which factor is scaled by the weight.
     """
     # Sums of one shape, which XLA computes in one pass.
     total = lambda x: x.sum((1, 2))
-    diagonal = lambda x: jnp.where(jnp.eye(x.shape[1], dtype=bool), x, 0)
     both = jnp.multiply(*grams)
-    squares = [total(diagonal(x)) for x in grams]
-    by_rows = total(jnp.sqrt(diagonal(both)))
+    error = lambda length: precision.rounding_error(length, both.dtype)
+    rows, is_diagonal = both.shape[1], jnp.eye(both.shape[1], dtype=bool)
+    # Squares below the least normal number vanish.
+    tiny = 4 * float(jnp.finfo(both.dtype).tiny / jnp.finfo(both.dtype).eps)
+    a, g = (jnp.where(is_diagonal, x, 0).sum(2) + tiny for x in grams)
+    of_a, of_g = (jnp.abs(x).sum(2) for x in grams)
+    moved = error(lengths[0]) * a * of_g + error(lengths[1]) * g * of_a
+    allowance, square = jnp.sum(moved), jnp.sum(both)
+    # The root of a sum of T squares, times that of T, is not below the sum.
+    added = error(rows + 1) * math.sqrt(rows) * jnp.sqrt(jnp.sum(a * g))
+    if not unit.in_sum:
+        return Norm(jnp.maximum(square, 0) + allowance, 0.0, added)
     # With as much as squares that vanish may hold.
-    tiny = jnp.finfo(both.dtype).tiny * both[0].size
-    largest = [jnp.sqrt(total(x * x) + tiny) for x in grams]
-    of_each = jnp.fmin(by_rows, unit.spectral(squares, largest, scaled))
-    allowance = jnp.sum(precision.rounding_allowance(squares, counts))
+    vanished = jnp.finfo(square.dtype).tiny * both[0].size
+    largest = [jnp.sqrt(total(x * x) + vanished) for x in grams]
+    by_rows = jnp.sqrt(a * g).sum(1)
+    of_each = jnp.fmin(by_rows, unit.spectral((a.sum(1), g.sum(1)), largest, scaled))
     terms = jnp.linalg.norm(of_each) + jnp.sqrt(allowance)
-    square = jnp.sum(total(both)) + allowance + unit.left_out * terms * terms
-    return Norm.of_terms(square, terms, unit)
+    in_norm = unit.in_norm * terms
+    square = jnp.maximum(square, in_norm * in_norm)
+    allowance += unit.left_out * terms * terms
+    return Norm(square + allowance, in_norm, unit.in_sum * terms + added)
 
 
 def dot_general(a: jax.Array, g: jax.Array, dimension_numbers) -> Product:

@@ -12,7 +12,6 @@ from typing import Any
 import jax.extend.core as jex
 
 from dpadambc.engine import isolation, jaxprs, rules
-from dpadambc.engine.facts import Facts
 
 _ENTERED = jaxprs.INLINED | jaxprs.REMATERIALIZED | jaxprs.CUSTOM
 _SUMS = {"add", "add_any"}
@@ -46,29 +45,23 @@ class Demand:
     Args:
       jaxpr: the program.
       lazy: for each output, whether it may be a gradient.
-      facts: of its arrays.
       of_tables: for each input, whether it may be the gradient of a table.
     """
 
     def __init__(
-        self,
-        jaxpr: jex.Jaxpr,
-        lazy: Sequence[bool],
-        facts: Facts,
-        of_tables: Sequence[bool],
+        self, jaxpr: jex.Jaxpr, lazy: Sequence[bool], of_tables: Sequence[bool]
     ):
-        self._used, self._strict, self._kept = set(), set(), set()
-        self._facts = facts
+        self._used, self._strict = set(), set()
         self._uniform = {
             eqn.outvars[0]
             for eqn in jaxpr.eqns
             if eqn.primitive.name == "broadcast_in_dim" and not _shape(eqn.invars[0])
         }
         self._of_tables = _gradients_of_tables(jaxpr, of_tables)
-        self._use(jaxpr.outvars, lazy, True)
+        self._use(jaxpr.outvars, lazy)
         for eqn in reversed(jaxpr.eqns):
             if self.needs(eqn):
-                self._use(eqn.invars, self._may_be_grads(eqn), self._keeps(eqn))
+                self._use(eqn.invars, self._may_be_grads(eqn))
 
     def needs(self, eqn: jex.JaxprEqn) -> bool:
         return bool(eqn.effects) or any(v in self._used for v in eqn.outvars)
@@ -81,50 +74,33 @@ class Demand:
         """For each variable, whether it must be an array."""
         return [v in self._strict for v in variables]
 
-    def _use(self, atoms: Sequence[Any], lazy: Sequence[bool], kept: bool) -> None:
+    def _use(self, atoms: Sequence[Any], lazy: Sequence[bool]) -> None:
         for atom, is_lazy in zip(atoms, lazy, strict=True):
             if not jaxprs.is_literal(atom):
                 self._used.add(atom)
                 if not is_lazy:
                     self._strict.add(atom)
-                if kept:
-                    self._kept.add(atom)
-
-    def _keeps(self, eqn: jex.JaxprEqn) -> bool:
-        """Whether more than sums over axes of the operands is asked for."""
-        name = eqn.primitive.name
-        passes_on = name in ("mul", "div", "neg", "convert_element_type")
-        kept = eqn.outvars[0] in self._kept if passes_on else True
-        return kept and name != "reduce_sum"
 
     def _may_be_grads(self, eqn: jex.JaxprEqn) -> list[bool]:
         """For each operand, whether it may be a gradient, given which outputs may."""
         name, outs = eqn.primitive.name, eqn.outvars
         if name in jaxprs.INLINED or name in jaxprs.REMATERIALIZED:
             jaxpr = jaxprs.body(eqn).jaxpr
-            facts = Facts(jaxpr, self._facts.of_operands(eqn))
-            of_tables = self._are_of_tables(eqn.invars)
-            inner = Demand(jaxpr, self.lazy(outs), facts, of_tables)
+            inner = Demand(jaxpr, self.lazy(outs), self._are_of_tables(eqn.invars))
             return [not strict for strict in inner.strict(jaxpr.invars)]
-        if name == "reduce_sum" and self._facts.of(eqn.invars[0]).factored:
-            return [True]  # an array is summed from the factors, too
         if name not in rules.MAPS or any(self.strict(outs)):
             return [False for _ in eqn.invars]
-        operands = rules.TERM_OPERANDS.get(name, range(len(eqn.invars)))
         of_tables = self._are_of_tables(eqn.invars)
         if name in rules.OF_ENTRIES:
-            # A gradient times a number is a gradient; times an array, it is not, unless
-            # it is a lookup, or that repeats numbers, or all are summed.
-            is_product = name in ("mul", "div")
-            uniform = [is_product and self._is_uniform(atom) for atom in eqn.invars]
-            keeps = [False for _ in eqn.invars]
-            if is_product:
-                pairs = zip(eqn.invars, reversed(eqn.invars), strict=True)
-                keeps = [self._keeps_form(eqn, *pair) for pair in pairs]
+            # A gradient times a number is a gradient; times an array, only a lookup is.
+            uniform = [
+                name in ("mul", "div") and self._is_uniform(atom) for atom in eqn.invars
+            ]
+            operands = rules.OF_ENTRIES[name]
             return [
-                keep or (i in operands and not u and (any(uniform) or of_table))
-                for i, (u, of_table, keep) in enumerate(
-                    zip(uniform, of_tables, keeps, strict=True)
+                i in operands and not is_uniform and (any(uniform) or of_table)
+                for i, (is_uniform, of_table) in enumerate(
+                    zip(uniform, of_tables, strict=True)
                 )
             ]
         if name == "dot_general":
@@ -136,18 +112,11 @@ class Demand:
                 of_table or size == out or size > max(other, out)
                 for of_table, size, other in zip(of_tables, sizes, others, strict=True)
             ]
-        return [i in operands for i in range(len(eqn.invars))]
+        # The number around a padded gradient is none.
+        return [i == 0 or name != "pad" for i in range(len(eqn.invars))]
 
     def _are_of_tables(self, atoms: Sequence[Any]) -> list[bool]:
         return [not jaxprs.is_literal(x) and x in self._of_tables for x in atoms]
-
-    def _keeps_form(self, eqn: jex.JaxprEqn, x: Any, factor: Any) -> bool:
-        """Whether x, which has a form, has one when multiplied."""
-        (out,), facts = eqn.outvars, self._facts
-        if not facts.of(x).factored:
-            return False
-        summed = facts.of(factor).shared and out not in self._kept
-        return facts.is_narrow(factor, out) or summed
 
     def _is_uniform(self, atom: Any) -> bool:
         return not _shape(atom) or atom in self._uniform
@@ -190,18 +159,6 @@ def accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
 
 
 def is_apart(eqn: jex.JaxprEqn) -> bool:
-    """Whether it has examples to keep apart; see `isolation`. Calls are entered."""
-    name = eqn.primitive.name
-    if name in isolation.BY_PRIMITIVE:
-        return True
-    if name == "cond":
-        bodies = [jaxprs.closed(branch) for branch in eqn.params["branches"]]
-    elif name == "while":
-        bodies = [
-            jaxprs.closed(eqn.params[part]) for part in ("cond_jaxpr", "body_jaxpr")
-        ]
-    elif name == "scan" or name in _ENTERED:
-        bodies = [jaxprs.body(eqn)]
-    else:
-        return False
-    return any(is_apart(inner) for each in bodies for inner in each.jaxpr.eqns)
+    """Whether it, or one inside of it, has examples to keep apart; see `isolation`."""
+    inner = (x for each in jaxprs.inner(eqn) for x in each.jaxpr.eqns)
+    return eqn.primitive.name in isolation.BY_PRIMITIVE or any(map(is_apart, inner))

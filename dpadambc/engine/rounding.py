@@ -75,8 +75,10 @@ Gram matrix then lacks :math:`A_l A_l^\top`, so q is the inner product of two ro
 less :math:`\langle A_l^\top \hat G, \check A_l^\top \check G \rangle`, and the same of
 :math:`G_l`, each at most :math:`u^2 S^2`. So :math:`2 u^2 S^2` is added to q.
 
-**Not covered**: that sums in float32 round (as on a processor; a tensor core may
-truncate there), and entries under 1e-38, which vanish. See `clip_per_example`.
+**Sums in float32** round, too. What that hides of q, `precision.rounding_error` bounds;
+the allowance is added to :math:`\max(q, e^2)`, and what rounds in the sum over t to e'.
+Not covered are tensor cores that truncate where they add up, the sum over examples, and
+entries under 1e-38, which vanish. See `clip_per_example`.
 """
 
 import dataclasses
@@ -109,13 +111,8 @@ class Unit:
 
         It is k', and what `operand` rounds.
         """
-        return self.in_sum + self.in_operands
-
-    @property
-    def in_operands(self) -> float:
-        """Of a product, what `operand` rounds, over S."""
         u = 0.0 if self.dtype is None else float(jnp.finfo(self.dtype).eps) / 2
-        return _rounding(u)
+        return self.in_sum + _rounding(u)
 
     def operand(self, x: jax.Array) -> jax.Array:
         """An array as the unit takes it, rounded to nearest if at all."""
@@ -224,21 +221,6 @@ class Units:
 
     wide: Unit  # float32, and float16, whose exponents are too few for a weight
     narrow: Unit  # bfloat16
-
-    @property
-    def in_exact_arithmetic(self) -> "Units":
-        """The same constants, and nothing that rounds: for any device."""
-        exact = dict(algorithm=jax.lax.Precision.HIGHEST, dtype=None)
-        in_full = lambda unit: dataclasses.replace(unit, **exact)
-        return Units(in_full(self.wide), in_full(self.narrow))
-
-    @property
-    def of_operands(self) -> "Units":
-        """With the constants of rounding operands alone, where the clip takes them."""
-        rounds = lambda unit: dataclasses.replace(
-            unit, in_norm=unit.in_operands, in_sum=unit.in_operands
-        )
-        return Units(rounds(self.wide), rounds(self.narrow))
 
     def of(self, *arrays: jax.Array) -> Unit:
         """The unit for a product of arrays."""

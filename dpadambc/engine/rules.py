@@ -1,5 +1,6 @@
 """Which primitives produce a gradient in factored form, and which preserve the form."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,57 +8,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.engine import convolution, forms, lookup, product, shared, view
+from dpadambc.engine import convolution, forms, lookup, product, view
 from dpadambc.engine.interface import Entrywise, Gradient
 
 Params = dict[str, Any]
 
 
-def _dot_general(params: Params, a: jax.Array, g: jax.Array) -> Gradient:
-    return product.dot_general(a, g, params["dimension_numbers"])
-
-
-def _conv_general_dilated(params: Params, lhs: jax.Array, rhs: jax.Array):
-    return convolution.conv_general_dilated(lhs, rhs, params)
-
-
-def _scatter_add(
-    params: Params, operand: Any, indices: jax.Array, g: jax.Array
-) -> Gradient | None:
-    if not is_zero(operand):
-        return None
-    return lookup.scatter_add(operand.shape, indices, g, params)
-
-
-def _dynamic_update_slice(
-    params: Params, operand: Any, update: jax.Array, *starts: jax.Array
-) -> Gradient | None:
-    """The gradient at an index that is traced: of a table's row in a scan, say.
-
-    That of a whole kernel among others is formed: the forward pass has a copy of it.
-    """
-    del params
-    if not is_zero(operand):
-        return None
-    return lookup.dynamic_update_slice(operand.shape, update, starts)
-
-
-def _bcoo_dot_general(
-    params: Params, data: jax.Array, indices: jax.Array, g: jax.Array
-) -> Gradient | None:
-    return lookup.sparse_dot_general(data, indices, g, params)
-
-
 # Primitives of arrays whose output can stay factored.
 PRODUCERS: dict[str, Callable[..., Gradient | None]] = {
-    "bcoo_dot_general": _bcoo_dot_general,
-    "dot_general": _dot_general,
-    "conv_general_dilated": _conv_general_dilated,
-    "dynamic_update_slice": _dynamic_update_slice,
-    "scatter-add": _scatter_add,
+    "bcoo_dot_general": lambda params, *operands: lookup.sparse_dot_general(
+        *operands, params
+    ),
+    "dot_general": lambda params, a, g: product.dot_general(
+        a, g, params["dimension_numbers"]
+    ),
+    "conv_general_dilated": lambda params, *operands: convolution.conv_general_dilated(
+        *operands, params
+    ),
+    # At an index that is traced: of a table's row in a scan, say. The gradient of a
+    # whole kernel among others is formed: the forward pass has a copy of it.
+    "dynamic_update_slice": lambda _, zeros, g, *starts: lookup.dynamic_update_slice(
+        zeros.shape, g, starts
+    ),
+    "scatter-add": lambda params, zeros, indices, g: lookup.scatter_add(
+        zeros.shape, indices, g, params
+    ),
 }
 
-# Those that add into their first operand, which is zero and no array.
+# Those that add into their first operand, where that is zero and no array.
 INTO_ZEROS = {"dynamic_update_slice", "scatter-add"}
 
 
@@ -67,9 +45,8 @@ def _reshape(params: Params, grad: Gradient) -> Gradient | None:
 
 
 def _squeeze(params: Params, grad: Gradient) -> Gradient:
-    dropped = {i % len(grad.shape) for i in params["dimensions"]}
-    left = tuple(n for i, n in enumerate(grad.shape) if i not in dropped)
-    return view.reshaped(grad, left)
+    left = np.delete(grad.shape, params["dimensions"])
+    return view.reshaped(grad, tuple(left.tolist()))
 
 
 def _broadcast_in_dim(params: Params, grad: Gradient) -> Gradient | None:
@@ -104,12 +81,9 @@ def _split(params: Params, grad: Gradient) -> list[Gradient] | None:
 
 
 def _unstack(params: Params, grad: Gradient) -> list[Gradient] | None:
-    axis, size = params["axis"], grad.shape[params["axis"]]
-    parts = _split({"axis": axis, "sizes": [1] * size}, grad)
-    if parts is None:
-        return None
-    shape = grad.shape[:axis] + grad.shape[axis + 1 :]
-    return [view.reshaped(part, shape) for part in parts]
+    axis = params["axis"]
+    parts = _split({"axis": axis, "sizes": [1] * grad.shape[axis]}, grad)
+    return parts and [_squeeze({"dimensions": [axis]}, part) for part in parts]
 
 
 def _pad(params: Params, grad: Gradient, value: Any) -> Gradient | None:
@@ -127,21 +101,17 @@ def _pad(params: Params, grad: Gradient, value: Any) -> Gradient | None:
     return forms.padded(grad, *widths) if any(map(any, widths)) else grad
 
 
-def _concatenate(params: Params, *parts: Gradient) -> Gradient | None:
+def _concatenate(params: Params, *parts: Gradient) -> Gradient:
     """A sum of blocks."""
-    if not all(isinstance(part, Gradient) for part in parts):
-        return None
-    axis, start = params["dimension"], 0
-    total: Gradient | None = None
-    size = sum(part.shape[axis] for part in parts)
-    for part in parts:
-        low = tuple(start if i == axis else 0 for i in range(len(part.shape)))
-        end = size - start - part.shape[axis]
-        high = tuple(end if i == axis else 0 for i in range(len(part.shape)))
-        block = forms.padded(part, low, high)
-        total = block if total is None else forms.add(total, block)
-        start += part.shape[axis]
-    return total
+    axis = params["dimension"]
+    ends = np.cumsum([part.shape[axis] for part in parts]).tolist()
+
+    def block(part: Gradient, end: int) -> Gradient:
+        low, high = ([0] * len(part.shape) for _ in range(2))
+        low[axis], high[axis] = end - part.shape[axis], ends[-1] - end
+        return forms.padded(part, tuple(low), tuple(high))
+
+    return functools.reduce(forms.add, map(block, parts, ends))
 
 
 def _times(params: Params, x: Any, y: Any) -> Gradient | None:
@@ -152,19 +122,17 @@ def _times(params: Params, x: Any, y: Any) -> Gradient | None:
     """
     (x_contract, y_contract), (x_batch, y_batch) = params["dimension_numbers"]
     x, y = (v.value if isinstance(v, forms.Dense) else v for v in (x, y))
-    is_array = lambda v: not isinstance(v, Gradient) or shared.is_array(v)
-    if isinstance(x, Gradient) and is_array(y):
+    if isinstance(x, Gradient) and not isinstance(y, Gradient):
         grad = x.times(y, (x_contract, y_contract), (x_batch, y_batch))
         return None if grad is None else grad.settled()
-    if not isinstance(y, Gradient) or not is_array(x):
+    if not isinstance(y, Gradient) or isinstance(x, Gradient):
         return None
     flipped = (y_contract, x_contract), (y_batch, x_batch)
     grad = _times({"dimension_numbers": flipped}, y, x)
     if grad is None:
         return None
     batch, end = len(x_batch), len(grad.shape)
-    # Where the axes of x begin.
-    middle = end - (len(x.shape) - len(x_contract) - batch)
+    middle = end - (x.ndim - len(x_contract) - batch)  # where the axes of x begin
     order = (*range(batch), *range(middle, end), *range(batch, middle))
     return view.transposed(grad, order)
 
@@ -181,7 +149,6 @@ def _scalar(value: Any) -> Any:
 def _entrywise(fun: Entrywise, grad: Any, x: Any) -> Gradient | None:
     """A gradient that is factored, and an array: by its rows where it is a lookup."""
     x = x.value if isinstance(x, forms.Dense) else x
-    x = x.terms[0].value() if shared.is_array(x) else x
     is_formed = isinstance(grad, forms.Dense | forms.Full)
     if is_formed or not isinstance(grad, Gradient) or isinstance(x, Gradient):
         return None
@@ -233,25 +200,12 @@ def _scatter_mul(
     return _entrywise(jnp.multiply, grad, factors)
 
 
-def _update_slice(
-    params: Params, grad: Any, update: Any, *starts: Any
-) -> Gradient | None:
-    del params
-    if not isinstance(grad, Gradient) or not is_zero(update):
-        return None
-    return _kept(grad, lookup.kept_by_slice(grad.shape, update.shape, starts))
-
-
 def _mul(params: Params, x: Any, y: Any) -> Gradient | None:
     del params
     grad, other = (x, y) if isinstance(x, Gradient) and _scalar(x) is None else (y, x)
     scalar = _scalar(other)
     if scalar is None or not isinstance(grad, Gradient):
-        return (
-            _entrywise(jnp.multiply, x, y)
-            or _entrywise(jnp.multiply, y, x)
-            or shared.product(x, y)
-        )
+        return _entrywise(jnp.multiply, x, y) or _entrywise(jnp.multiply, y, x)
     return grad.scaled(scalar)
 
 
@@ -259,18 +213,8 @@ def _div(params: Params, x: Any, y: Any) -> Gradient | None:
     del params
     scalar = _scalar(y)
     if scalar is None or not isinstance(x, Gradient):
-        return _entrywise(jnp.divide, x, y) or shared.product(x, shared.reciprocal(y))
+        return _entrywise(jnp.divide, x, y)
     return x.scaled(1 / jnp.asarray(scalar))
-
-
-def _add(params: Params, x: Any, y: Any) -> Gradient | None:
-    del params
-    both = isinstance(x, Gradient) and isinstance(y, Gradient)
-    return forms.add(x, y) if both else None
-
-
-def _sub(params: Params, x: Any, y: Any) -> Gradient | None:
-    return _add(params, x, y.scaled(-1)) if isinstance(y, Gradient) else None
 
 
 def _convert(params: Params, grad: Gradient) -> Gradient | None:
@@ -287,8 +231,8 @@ def _same(params: Params, grad: Gradient) -> Gradient:
 
 # Linear maps of a gradient, by primitive: they take and give gradients, or None.
 MAPS: dict[str, Callable[..., Any]] = {
-    "add": _add,
-    "add_any": _add,
+    "add": lambda params, x, y: forms.add(x, y),
+    "add_any": lambda params, x, y: forms.add(x, y),
     "broadcast_in_dim": _broadcast_in_dim,
     "concatenate": _concatenate,
     "convert_element_type": _convert,
@@ -300,9 +244,8 @@ MAPS: dict[str, Callable[..., Any]] = {
     "gather": _gather,
     "neg": lambda params, grad: grad.scaled(-1),
     "pad": _pad,
-    "reduce_sum": lambda params, grad: forms.summed_over(grad, params["axes"]),
+    "reduce_sum": lambda params, grad: grad.reduce_sum(params["axes"]),
     "reshape": _reshape,
-    "dynamic_update_slice": _update_slice,
     "rev": lambda params, grad: view.reversed_along(grad, params["dimensions"]),
     "scatter": _scatter,
     "scatter-mul": _scatter_mul,
@@ -311,31 +254,20 @@ MAPS: dict[str, Callable[..., Any]] = {
     "slice": _slice,
     "split": _split,
     "squeeze": _squeeze,
-    "sub": _sub,
+    "sub": lambda params, x, y: forms.add(x, y.scaled(-1)),
     "unstack": _unstack,
     "transpose": lambda params, grad: view.transposed(grad, params["permutation"]),
 }
 
-# The operands of a map that may be gradients; all of them where none are named.
-TERM_OPERANDS = {
+# Maps of entries, one by one, which keep the form of lookups alone: the operands that
+# may be gradients.
+OF_ENTRIES = {
     "div": (0,),
-    "dynamic_update_slice": (0,),
     "gather": (0,),
-    "pad": (0,),
+    "mul": (0, 1),
     "scatter": (0,),
     "scatter-mul": (0,),
     "select_n": (1, 2),
-}
-
-# Maps of entries, one by one: only lookups keep their form.
-OF_ENTRIES = {
-    "div",
-    "dynamic_update_slice",
-    "gather",
-    "mul",
-    "scatter",
-    "scatter-mul",
-    "select_n",
 }
 
 # Producers of gradients of tables.
@@ -344,10 +276,8 @@ OF_TABLES = {"bcoo_dot_general", "dynamic_update_slice", "scatter-add"}
 
 def is_zero(value: Any) -> bool:
     """Whether a value is known to be zero everywhere while tracing."""
-    if isinstance(value, forms.Full):
-        return value.is_zero
     if isinstance(value, Gradient):
-        return False
+        return forms.is_no_gradient(value)
     try:
         return jnp.ndim(value) == 0 and bool(value == 0)
     except jax.errors.ConcretizationTypeError:
@@ -366,8 +296,3 @@ def full(params: Params, value: Any) -> forms.Full | None:
 def no_gradient(aval: Any) -> forms.Full:
     """Zero, of this shape."""
     return forms.Full(jnp.zeros((), aval.dtype), tuple(aval.shape), True)
-
-
-def is_no_gradient(value: Any) -> bool:
-    """Whether a gradient is zero whatever the data."""
-    return isinstance(value, forms.Full) and value.is_zero

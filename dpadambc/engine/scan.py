@@ -12,7 +12,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpadambc.engine import forms, jaxprs, precision, program, rules, shared
+from dpadambc.engine import forms, jaxprs, precision, program, rules
 from dpadambc.engine.interface import Gradient
 
 Values = list[Any]  # arrays and gradients
@@ -46,15 +46,6 @@ def _traced(
     flat = [place if jaxprs.is_literal(v) else v for place, v in variables]
     names = jax.tree.unflatten(jax.tree.structure(outs), flat)
     return _Step(closed, outs, [jax.tree.leaves(part) for part in names])
-
-
-def _settled(out: Any, is_sum: bool) -> Any:
-    """An array or a gradient in its cheaper form; of a sum, no array is shared."""
-    grad = out.settled() if isinstance(out, Gradient) else out
-    if not is_sum or not isinstance(grad, shared.Shared):
-        return grad
-    origin = "materialized: a sum of different forms"
-    return forms.Dense(grad.dense(), grad.shape, origin)
 
 
 def scan(
@@ -91,8 +82,7 @@ def scan(
             for i, (v, is_sum) in enumerate(zip(before, sums, strict=True))
         ]
         outs = evaluate(closed, (*consts, *known, *x), [*sums, *lazy[num_carry:]])
-        places = zip(outs, [*sums, *[False] * len(lazy[num_carry:])], strict=True)
-        return [_settled(out, is_sum) for out, is_sum in places]
+        return [x.settled() if isinstance(x, Gradient) else x for x in outs]
 
     step = _traced(terms, init, xs)
     is_formed = lambda out: isinstance(out, forms.Dense | forms.Full)

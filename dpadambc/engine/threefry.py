@@ -77,7 +77,7 @@ def _together(keys: jax.Array, sizes: Sequence[int]) -> jax.Array:
     """
     ends = np.cumsum([_num_rows(size) for size in sizes], dtype=np.int32)
     row = jnp.arange(ends[-1])
-    number = jnp.searchsorted(ends, row, side="right")
+    number = jnp.searchsorted(ends, row, side="right", method="compare_all")
     of_key = row - jnp.asarray([0, *ends[:-1]])[number]
     within = jnp.arange(_ROW, dtype=jnp.uint32)
     low = _ROW * of_key.astype(jnp.uint32)[:, None] + within[None]

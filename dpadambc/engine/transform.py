@@ -1,12 +1,11 @@
 """From a function that returns gradients to one that returns their factors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 
-from dpadambc.engine import collectives, evaluate, shared
-from dpadambc.engine.facts import Fact
+from dpadambc.engine import collectives, evaluate
 from dpadambc.engine.forms import Dense
 
 Method = Literal["factored", "vmap"]
@@ -15,9 +14,8 @@ Method = Literal["factored", "vmap"]
 def factored_outputs(
     fun: Callable[..., tuple[Any, Any]],
     allowed_axes: frozenset[str],
-    in_axes: Sequence[int | None] | None = None,
-    method: Method = "factored",
     *,
+    method: Method = "factored",
     settles: bool = True,
 ) -> Callable[..., Any]:
     """The function with the second part of its output, gradients, in factored form.
@@ -25,8 +23,6 @@ def factored_outputs(
     Args:
       fun: a function of arrays that returns `(output, gradients)`.
       allowed_axes: the axes over which it may have collectives.
-      in_axes: which `jax.vmap` maps the result with, None for what examples share. By
-        default nothing is known of that.
       method: "vmap" runs the equations of JAX's own program, and its gradients are
         arrays. Under `jax.vmap` a NaN stays in its row; see `isolation`.
       settles: whether a gradient no larger than its factors is formed.
@@ -49,19 +45,12 @@ def factored_outputs(
             method == "factored" and i >= num_outputs
             for i in range(len(closed.out_avals))
         ]
-        facts = None
-        if in_axes is not None:
-            of_leaves = [
-                [Fact(shared=axis is None)] * len(jax.tree.leaves(arg))
-                for arg, axis in zip(args, in_axes, strict=True)
-            ]
-            facts = sum(of_leaves, [])
-        values = evaluate.evaluate(closed, jax.tree.leaves(args), lazy, facts)
+        values = evaluate.evaluate(closed, jax.tree.leaves(args), lazy)
         found = values[num_outputs:]
         if method == "vmap":
             found = [Dense(x, x.shape, "array") for x in found]
         elif settles:
-            found = [shared.finished(grad.settled()) for grad in found]
+            found = [grad.settled() for grad in found]
         output = jax.tree.unflatten(jax.tree.structure(output), values[:num_outputs])
         return output, found, gradients, [grad.rule for grad in found]
 

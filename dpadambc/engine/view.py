@@ -5,9 +5,7 @@ form has to know them: they are replayed on the sum. A parameter that the loss r
 or takes out of one long vector, keeps the form of the kernel that it becomes.
 """
 
-import bisect
 import dataclasses
-import math
 from collections.abc import Callable
 
 import jax
@@ -33,18 +31,19 @@ class Move:
     def __call__(self, x: jax.Array) -> jax.Array:
         return _REPLAYED[self.name](x, self.argument)
 
-    def of_array(self, x: jax.Array, shape: Shape) -> jax.Array:
-        """Of an array of this shape, or of size one along some axes."""
-        if self.name == "reshape":
-            return reshaped_array(x, shape, self.argument)
-        return self(x)
-
     def behind(self, size: int) -> "Move":
         """The same map of each entry of a leading axis of this size."""
         if self.name == "reshape":
             return Move(self.name, (size, *self.argument))
         behind = tuple(1 + i for i in self.argument)
         return Move(self.name, behind if self.name == "rev" else (0, *behind))
+
+    def back(self, shape: Shape) -> "Move":
+        """The map from its output to its input, of this shape."""
+        if self.name == "reshape":
+            return Move(self.name, shape)
+        inverse = tuple(self.argument.index(i) for i in range(len(shape)))
+        return self if self.name == "rev" else Move(self.name, inverse)
 
 
 @pytree(data_fields=("base",))
@@ -61,9 +60,6 @@ class View(Gradient):
 
     def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         return self.move(self.base.dense(units))
-
-    def squared_norm(self) -> jax.Array:
-        return self.base.squared_norm()
 
     def norm(self, units: rounding.Units) -> Norm:
         return self.base.norm(units)
@@ -87,38 +83,14 @@ class View(Gradient):
     def unscaled(self) -> list[jax.Array]:
         return self.base.unscaled()
 
-    def contracted(self, x: jax.Array, axes: Shape) -> jax.Array | None:
-        ones = jnp.ones([1 if i in axes else n for i, n in enumerate(self.shape)])
-        kept = self._moved_back(ones).shape
-        within = tuple(i for i, n in enumerate(kept) if n == 1)
-        left = math.prod(self.shape[i] for i in range(len(self.shape)) if i not in axes)
-        if math.prod(kept) != left:
-            return None
-        total = self.base.contracted(self._moved_back(x), within)
-        if total is None:
-            return None
-        total = self.move.of_array(total.reshape(kept), self.base.shape)
-        return total.reshape([n for i, n in enumerate(self.shape) if i not in axes])
-
-    def _moved_back(self, x: jax.Array) -> jax.Array:
-        """An array of the axes of this gradient, with those of the base."""
-        name, argument = self.move.name, self.move.argument
-        if name == "reshape":
-            return reshaped_array(x, self.shape, self.base.shape)
-        if name == "transpose":
-            return jnp.transpose(x, [argument.index(i) for i in range(x.ndim)])
-        return jax.lax.rev(x, argument)
-
-    def squared_norm_of_terms(self) -> jax.Array:
-        return self.base.squared_norm_of_terms()
-
     def reshape(self, shape: Shape) -> Gradient | None:
         is_reshape = self.move.name == "reshape"
         return reshaped(self.base, shape) if is_reshape else None
 
     def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
-        base = self.base.entrywise(fun, self._moved_back(x))
-        return None if base is None else moved(base, self.move)
+        back = self.move.back(self.base.shape)
+        base = self.base.entrywise(fun, back(jnp.broadcast_to(x, self.shape)))
+        return None if base is None else dataclasses.replace(self, base=base)
 
     def merge(self, other: Gradient) -> Gradient | None:
         if not isinstance(other, View) or self.move != other.move:
@@ -126,24 +98,6 @@ class View(Gradient):
         if self.base.shape != other.base.shape:
             return None
         return moved(forms.add(self.base, other.base), self.move)
-
-
-def reshaped_array(x: jax.Array, before: Shape, after: Shape) -> jax.Array:
-    """An array of a shape, or of size one along some axes, in another shape.
-
-    Where the axes of a group become others, those of size one stay so together.
-    """
-    ends = [
-        {math.prod(shape[: i + 1]) for i in range(len(shape))}
-        for shape in (before, after)
-    ]
-    ends = sorted({1, *set.intersection(*ends)})
-    group = lambda shape, i: bisect.bisect_right(ends, math.prod(shape[:i]))
-    varying = {group(before, i) for i, n in enumerate(x.shape) if n > 1}
-    places = lambda shape: [
-        n if group(shape, i) in varying else 1 for i, n in enumerate(shape)
-    ]
-    return jnp.broadcast_to(x, places(before)).reshape(places(after))
 
 
 def moved(grad: Gradient, move: Move) -> Gradient:

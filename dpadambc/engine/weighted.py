@@ -13,15 +13,13 @@ has the sums of products at once, and again, one parameter after the other, wher
 norm was not finite.
 """
 
-import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dpadambc.engine import forms, rounding, shared
+from dpadambc.engine import forms, rounding
 from dpadambc.engine.forms import Dense
 from dpadambc.engine.interface import Gradient, Norm
 
@@ -34,36 +32,23 @@ def squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.A
       gradients: whose arrays have the examples along axis 0.
     """
     if units is rounding.FULL:
-        gradients = rounding.pinned(gradients)
-        norms = [jax.vmap(type(grad).squared_norm)(grad) for grad in gradients]
-        return functools.reduce(jnp.add, norms)
-    bound = _norm(units, gradients).bound
-    # Its root is not below the bound.
-    return bound * bound * (1 + 4 * jnp.finfo(bound.dtype).eps)
+        found = _of_examples(units, rounding.pinned(gradients))
+    else:
+        found = norm(units, gradients)
+    return found.squared_bound
 
 
-def errors(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
-    """Bounds on that of a term of `sums` over its weight, shape (batch,).
-
-    From the gradient that is given, in exact arithmetic: so what rounds operands where
-    the clip takes them counts, too.
-    """
-    if units is rounding.FULL:
-        return jnp.zeros(len(jax.tree.leaves(gradients)[0]))
-    from_given = lambda x: dataclasses.replace(x, in_norm=x.error, in_sum=x.error)
-    units = rounding.Units(from_given(units.wide), from_given(units.narrow))
-    return _norm(units, gradients).in_sum
-
-
-def _norm(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
-    """Of each example over all parameters, by products that may round."""
+def norm(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
+    """Returns that of each example over all parameters, by products that may round."""
     operands = [grad.operands(units) for grad in gradients]
     dense, factored = forms.apart(operands)
     joined, _ = forms.side_by_side(dense)
-    of_each = [
-        jax.vmap(lambda grad: grad.norm(units))(grad) for grad in (*joined, *factored)
-    ]
-    return Norm.of_all(of_each)
+    return _of_examples(units, [*joined, *factored])
+
+
+def _of_examples(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
+    of_all = lambda *of_one: Norm.of_all([grad.norm(units) for grad in of_one])
+    return jax.vmap(of_all)(*gradients)
 
 
 def sums(
@@ -80,25 +65,14 @@ def sums(
       weights: shape (batch,).
       are_finite: shape (), bool: whether the norms of all examples are finite.
     """
-    gradients, offsets = shared.apart(gradients)
-    found = _sums(units, gradients, weights, are_finite)
-    return [
-        x if offset is None else x + shared.weighted_terms(offset, weights)
-        for x, offset in zip(found, offsets, strict=True)
-    ]
-
-
-def _sums(
-    units: rounding.Units,
-    gradients: Sequence[Gradient],
-    weights: jax.Array,
-    are_finite: jax.Array,
-) -> list[jax.Array]:
-    keep = weights != 0
     if units is not rounding.FULL:
-        return _sums_again_unless(are_finite, units, gradients, weights, keep)
+        return _sums_again_unless(are_finite, units, gradients, weights)
     gradients = rounding.pinned(gradients)
-    scale = lambda x: jnp.where(_rows(keep, x), x * _rows(weights, x), 0)
+    gradients, weights = _blanked_unless(are_finite, gradients, weights)
+
+    def scale(x):
+        rows = _rows(weights, x)
+        return jnp.where(rows != 0, x * rows, 0)
 
     def weighted_sum(grad):
         if isinstance(grad, Dense):  # as one product, without a scaled copy
@@ -107,7 +81,7 @@ def _sums(
         weighted = jax.lax.optimization_barrier(grad.map_scale(scale))
         return weighted.summed().dense(units)
 
-    return list(map(weighted_sum, _blanked_unless(are_finite, gradients, keep)))
+    return list(map(weighted_sum, gradients))
 
 
 def _weighted_rows(value: jax.Array, weights: jax.Array) -> jax.Array:
@@ -124,9 +98,9 @@ def _sums_again_unless(
     units: rounding.Units,
     gradients: Sequence[Gradient],
     weights: jax.Array,
-    keep: jax.Array,
 ) -> list[jax.Array]:
     """The sums by products that may round, where the scaled factor keeps its dtype."""
+    keep = weights != 0
 
     def scale(x):
         wide = rounding.rounded_to(x, jnp.promote_types(x.dtype, weights.dtype))
@@ -169,7 +143,7 @@ def _blank(grad: Gradient, keep: jax.Array) -> Gradient:
 
 
 # Functions of the module, so that JAX compiles the loop once where it is not jitted.
-_Blanking = tuple[jax.Array, jax.Array, list[jax.Array]]  # skip, keep and the arrays
+_Blanking = tuple[jax.Array, jax.Array, list[jax.Array]]  # skip, weights and arrays
 
 
 def _is_left(state: tuple[Any, ...]) -> jax.Array:
@@ -177,20 +151,22 @@ def _is_left(state: tuple[Any, ...]) -> jax.Array:
 
 
 def _blanked(state: _Blanking) -> _Blanking:
-    skip, keep, arrays = state
-    return ~skip, keep, [jnp.where(_rows(keep, x), x, 0) for x in arrays]
+    skip, weights, arrays = state
+    keep = weights != 0
+    return ~skip, weights, [jnp.where(_rows(keep, x), x, 0) for x in arrays]
 
 
 def _blanked_unless(
-    skip: jax.Array, gradients: Sequence[Gradient], keep: jax.Array
-) -> list[Gradient]:
-    """Zero in the arrays that are not scaled for all but the examples to keep.
+    skip: jax.Array, gradients: Sequence[Gradient], weights: jax.Array
+) -> tuple[list[Gradient], jax.Array]:
+    """Blanks the arrays that are not scaled, for examples of weight zero.
 
     A loop of one step or none, since a loop works in place. `jax.lax.cond` would hold
-    a second copy of all that the gradients hold, made or not.
+    a second copy of all that the gradients hold, made or not. The weights go through
+    the loop: XLA would compute them again in each product that takes them.
     """
     distinct = {id(x): x for grad in gradients for x in grad.unscaled()}
-    start = skip, keep, list(distinct.values())
-    _, _, clean = jax.lax.while_loop(_is_left, _blanked, start)
+    start = skip, weights, list(distinct.values())
+    _, weights, clean = jax.lax.while_loop(_is_left, _blanked, start)
     by_id = dict(zip(distinct, clean, strict=True))
-    return jax.tree.map(lambda x: by_id.get(id(x), x), list(gradients))
+    return jax.tree.map(lambda x: by_id.get(id(x), x), list(gradients)), weights

@@ -9,25 +9,19 @@ it.
 import dataclasses
 
 import dp_accounting
-import jax
-import optax
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.accounting import PLD, RDP
-from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
-from dpadambc.core.sampling import Batch, poisson_batch
+from dpadambc.core.clip import NeighboringRelation
 from dpadambc.graphs.poisson_terms import PoissonTermsDpEvent
-from dpadambc.mechanisms import replaced_terms
-from dpadambc.mechanisms.fixed_size import uniform_batch
-
-_ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
-_REPLACE_ONE = NeighboringRelation.REPLACE_ONE
-_REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
+from dpadambc.mechanisms import names, replaced_terms
+from dpadambc.mechanisms.fixed_size import FixedSizeGaussian
+from dpadambc.mechanisms.mechanism import Mechanism
+from dpadambc.mechanisms.poisson import PoissonGaussian
 
 
 class _MultiTermGaussian(Mechanism):
-    """The part that does not depend on the sampling."""
+    """The sensitivity of a node that is in several terms, for any sampling."""
 
     max_terms: int
 
@@ -43,7 +37,7 @@ class _MultiTermGaussian(Mechanism):
 
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NodePoissonGaussian(_MultiTermGaussian):
+class NodePoissonGaussian(_MultiTermGaussian, PoissonGaussian):
     r"""Poisson sampling of roots, where a node is in at most `max_terms` terms.
 
     At every step each root takes part independently with probability `sampling_prob`.
@@ -84,31 +78,9 @@ class NodePoissonGaussian(_MultiTermGaussian):
       <https://arxiv.org/abs/2111.15521>`_, 2021
     """
 
-    l2_clip_norm: float
-    noise_multiplier: float | optax.Schedule
     max_terms: int
-    sampling_prob: float
-    iterations: int
-    normalize_by: float
-    neighboring_relation: NeighboringRelation = _ADD_OR_REMOVE_ONE
-    clip_rule: ClipRule = FLAT
 
-    solvable = ("noise_multiplier", "iterations", "sampling_prob")
-    relations = {
-        _ADD_OR_REMOVE_ONE: (PLD, RDP),
-        _REPLACE_ONE: (PLD, RDP),
-        _REPLACE_SPECIAL: (PLD, RDP),
-    }
-    draws_steps_alone = True
-
-    def __post_init__(self):
-        super().__post_init__()
-        validate.probability(sampling_prob=self.sampling_prob)
-
-    @property
-    def pads_batches(self) -> bool:
-        """Whether a batch can have padding: not where all roots take part."""
-        return self.sampling_prob < 1
+    relations = dict.fromkeys(NeighboringRelation, (PLD, RDP))
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
         step = PoissonTermsDpEvent(
@@ -119,14 +91,10 @@ class NodePoissonGaussian(_MultiTermGaussian):
         )
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
-    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
-        del step
-        return poisson_batch(key, num_examples, self.sampling_prob)
-
 
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NodeFixedSizeGaussian(_MultiTermGaussian):
+class NodeFixedSizeGaussian(_MultiTermGaussian, FixedSizeGaussian):
     """A fresh uniform subset of roots at every step, a node in at most `max_terms`.
 
     Sampling without replacement keeps the number of roots, so privacy is stated for
@@ -167,30 +135,11 @@ class NodeFixedSizeGaussian(_MultiTermGaussian):
       <https://arxiv.org/abs/2111.15521>`_, 2021
     """
 
-    l2_clip_norm: float
-    noise_multiplier: float | optax.Schedule
     max_terms: int
-    batch_size: int
-    num_examples: int
-    iterations: int
-    normalize_by: float
-    neighboring_relation: NeighboringRelation = _REPLACE_ONE
-    clip_rule: ClipRule = FLAT
-
-    # A batch of fixed size changes when a node is added or removed.
-    relations = {_REPLACE_ONE: (PLD, RDP)}
-    draws_steps_alone = True
 
     def __post_init__(self):
         super().__post_init__()
-        validate.count(batch_size=self.batch_size, least=1)
-        validate.count(num_examples=self.num_examples, least=self.batch_size)
         validate.count(num_examples=self.num_examples, least=self.max_terms)
-
-    @property
-    def pads_batches(self) -> bool:
-        """Whether a batch can have padding: it has none."""
-        return False
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
         step = replaced_terms.without_replacement(
@@ -200,7 +149,3 @@ class NodeFixedSizeGaussian(_MultiTermGaussian):
             num_terms=self.num_examples,
         )
         return dp_accounting.SelfComposedDpEvent(step, steps)
-
-    def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
-        del step
-        return uniform_batch(key, num_examples, self.batch_size)

@@ -33,13 +33,13 @@ With one term these are the pairs of the Poisson-subsampled Gaussian.
 import dataclasses
 
 import numpy as np
-import scipy.special
 import scipy.stats
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.mechanisms import normal_mixtures
 from dpadambc.mechanisms.events import ReadableDpEvent
+from dpadambc.mechanisms.profiles import renyi_of_shifts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +111,4 @@ class PoissonTermsDpEvent(ReadableDpEvent):
         q = self.sampling_prob
         probs = np.concatenate([(1 - q) * pmf, q * pmf])
         shifts = moves / (self.noise_multiplier * self.largest_shift)
-        shifts, probs = shifts[probs > 0], probs[probs > 0]
-        exponents = orders[:, None] * (orders[:, None] - 1) * shifts**2 / 2
-        total = scipy.special.logsumexp(exponents + np.log(probs), axis=1)
-        total = np.asarray(total)
-        return np.maximum(total, 0) / (orders - 1)
+        return renyi_of_shifts(orders, shifts, probs)

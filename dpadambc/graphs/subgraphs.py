@@ -35,14 +35,12 @@ wrong where it depends on which nodes are there, or on their labels.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.core import validate
-from dpadambc.engine import jaxprs
 
 Edges = tuple[np.ndarray, np.ndarray]
 
@@ -102,17 +100,8 @@ def gather(features: jax.Array, members: jax.Array) -> jax.Array:
 
 @jax.jit
 def graph_members(features: jax.Array, members: jax.Array) -> jax.Array:
-    """A call of its own name in a program: see `gathers_members`."""
+    """A call of its own name in a program: see `mechanisms.terms`."""
     return jnp.where((members >= 0)[..., None], features[members], 0)
-
-
-def gathers_members(jaxpr: Any) -> bool:
-    """Whether a program calls `gather`, itself or in a program inside it."""
-    return any(
-        eqn.params.get("name") == "graph_members"
-        or any(gathers_members(inner.jaxpr) for inner in jaxprs.inner(eqn))
-        for eqn in jaxpr.eqns
-    )
 
 
 def max_terms(max_memberships: int) -> int:

@@ -1,1 +1,1 @@
-"""Other ways to sample, each with its event and its proof; `dpadambc` lists them."""
+"""Ways to make mechanisms, and other ways to sample; `dpadambc` lists them."""

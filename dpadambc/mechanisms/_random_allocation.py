@@ -237,9 +237,3 @@ class RandomAllocationDpEvent(ReadableDpEvent):
             pmf(first, masses * grid, infinity_mass=excess),
             pmf(-last, masses[::-1], infinity_mass=zero),
         )
-
-    def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
-        """Refused: there are privacy losses alone."""
-        raise dp_accounting.UnsupportedEventError(
-            "Random allocation has no Rényi bound here; use accounting.PLD."
-        )

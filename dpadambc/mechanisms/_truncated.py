@@ -54,7 +54,6 @@ import functools
 import math
 from typing import NamedTuple
 
-import dp_accounting
 import numpy as np
 import scipy.special
 import scipy.stats
@@ -62,7 +61,7 @@ from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from dpadambc.mechanisms.events import ReadableDpEvent
-from dpadambc.mechanisms.profiles import losses_of_profile
+from dpadambc.mechanisms.profiles import losses_of_profile, of_any_sign
 
 _log_ndtr = scipy.special.log_ndtr
 
@@ -77,11 +76,9 @@ class FullBatches(NamedTuple):
 
     def deltas(self, epsilons: np.ndarray, s: float, u: float, v: float) -> np.ndarray:
         """The bound D at each epsilon, of any sign."""
-        absolute = np.abs(epsilons)
-        positive = self._positive_deltas(absolute, s, u, v)
-        negative = self._positive_deltas(absolute, s, v, u)
-        exchanged = -np.expm1(-absolute) + np.exp(-absolute) * negative
-        return np.where(epsilons >= 0, positive, exchanged)
+        positive = lambda x: self._positive_deltas(x, s, u, v)
+        exchanged = lambda x: self._positive_deltas(x, s, v, u)
+        return of_any_sign(epsilons, positive, exchanged)
 
     def _positive_deltas(
         self, epsilons: np.ndarray, s: float, u: float, v: float
@@ -168,9 +165,3 @@ class TruncatedPoissonDpEvent(ReadableDpEvent):
         )
         losses = pld.PrivacyLossDistribution(removal, addition)
         return losses.compute_mixture(poisson, min(full.prob, 1.0))
-
-    def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
-        """Refused: there are privacy losses alone."""
-        raise dp_accounting.UnsupportedEventError(
-            "Truncated Poisson sampling has no Rényi bound here; use accounting.PLD."
-        )

@@ -28,9 +28,12 @@ class ReadableDpEvent(OwnDpEvent):
     def privacy_losses(self, interval: float) -> PrivacyLossDistribution:
         """The distribution of the privacy loss of one step, from above, on a grid."""
 
-    @abc.abstractmethod
     def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
-        """An upper bound on the Rényi divergence of one step at each order."""
+        """Bounds the Rényi divergence of one step at each order, if a class can."""
+        del orders
+        raise dp_accounting.UnsupportedEventError(
+            f"{type(self).__name__} has no Rényi bound; use accounting.PLD."
+        )
 
     def compose_into(self, accountant: Any, count: int) -> None:
         """See `OwnDpEvent.compose_into`."""

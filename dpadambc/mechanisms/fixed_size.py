@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import optax
 from dp_accounting import rdp
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.accounting import PLD, RDP
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch
-from dpadambc.mechanisms import replaced_terms
+from dpadambc.mechanisms import names, replaced_terms
+from dpadambc.mechanisms.mechanism import Mechanism
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
@@ -42,12 +42,6 @@ class FixedSizeDpEvent(replaced_terms.ReplacedTermsDpEvent):
             self.num_examples, self.batch_size, step
         )
         return accountant.compose(sampled, count)
-
-
-def uniform_batch(key: jax.Array, num_examples: int, batch_size: int) -> Batch:
-    """A uniform subset of the examples, without padding."""
-    indices = jax.random.choice(key, num_examples, (batch_size,), replace=False)
-    return Batch(indices.astype(jnp.int32), jnp.zeros(batch_size, bool), num_examples)
 
 
 @names.explained
@@ -125,4 +119,6 @@ class FixedSizeGaussian(Mechanism):
 
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
         del step
-        return uniform_batch(key, num_examples, self.batch_size)
+        size = (self.batch_size,)
+        indices = jax.random.choice(key, num_examples, size, replace=False)
+        return Batch(indices.astype(jnp.int32), jnp.zeros(size, bool), num_examples)

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.accounting import PLD, gaussian
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.sampling import Batch, batch_of, padded_size
+from dpadambc.mechanisms import names
 from dpadambc.mechanisms._random_allocation import RandomAllocationDpEvent
+from dpadambc.mechanisms.mechanism import Mechanism
 
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -184,10 +185,8 @@ class RandomAllocationGaussian(Mechanism):
         z, relation = float(noise_multiplier), self.neighboring_relation
         size, longer = divmod(self.batches_per_epoch, self.participations)
         blocks: list[dp_accounting.DpEvent] = []
-        for num_steps, count in (
-            (size, self.participations - longer),
-            (size + 1, longer),
-        ):
+        counts = {size: self.participations - longer, size + 1: longer}
+        for num_steps, count in counts.items():
             if count:
                 block = (
                     gaussian(noise_multiplier, relation)

@@ -42,7 +42,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.mechanisms.events import ReadableDpEvent
-from dpadambc.mechanisms.profiles import losses_of_profile
+from dpadambc.mechanisms.profiles import losses_of_profile, of_any_sign, renyi_of_shifts
 
 # Its exponential is near the largest number.
 _LARGEST_LOSS = 600.0
@@ -77,10 +77,7 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
 
     def deltas(self, epsilons: np.ndarray) -> np.ndarray:
         """The bound on delta at each epsilon, of any sign."""
-        absolute = np.abs(epsilons)
-        positive = self._positive_deltas(absolute)
-        exchanged = -np.expm1(-absolute) + np.exp(-absolute) * positive
-        return np.where(epsilons >= 0, positive, exchanged)
+        return of_any_sign(epsilons, self._positive_deltas, self._positive_deltas)
 
     def _positive_deltas(self, epsilons: np.ndarray) -> np.ndarray:
         h0, h, s = self.probs[0], np.array(self.probs[1:]), self._shifts[1:]
@@ -104,12 +101,7 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
         .. math:: \frac{1}{\alpha - 1}
             \ln \sum_k h_k e^{\alpha (\alpha - 1) s_k^2 / 2}
         """
-        probs = np.array(self.probs)
-        shifts, probs = self._shifts[probs > 0], probs[probs > 0]
-        exponents = orders[:, None] * (orders[:, None] - 1) * shifts**2 / 2
-        total = scipy.special.logsumexp(exponents + np.log(probs), axis=1)
-        total = np.asarray(total)
-        return np.maximum(total, 0) / (orders - 1)
+        return renyi_of_shifts(orders, self._shifts, np.array(self.probs))
 
 
 def without_replacement(

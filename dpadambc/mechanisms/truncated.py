@@ -5,14 +5,14 @@ import dataclasses
 import dp_accounting
 import jax
 import jax.numpy as jnp
-import optax
 
-from dpadambc.core import names, validate
+from dpadambc.core import validate
 from dpadambc.core.accounting import PLD
-from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
-from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.sampling import Batch, selection_bits
+from dpadambc.mechanisms import names
 from dpadambc.mechanisms._truncated import TruncatedPoissonDpEvent
+from dpadambc.mechanisms.poisson import PoissonGaussian
 
 _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
@@ -20,7 +20,7 @@ _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TruncatedPoissonGaussian(Mechanism):
+class TruncatedPoissonGaussian(PoissonGaussian):
     """`PoissonGaussian` with batches cut to a random `truncated_batch_size`.
 
     Where more examples are drawn than that, a random subset of them takes part. An
@@ -60,17 +60,10 @@ class TruncatedPoissonGaussian(Mechanism):
       <https://arxiv.org/abs/2508.15089>`_, 2025
     """
 
-    l2_clip_norm: float
-    noise_multiplier: float | optax.Schedule
-    sampling_prob: float
     truncated_batch_size: int
     num_examples: int
-    iterations: int
-    normalize_by: float
     neighboring_relation: NeighboringRelation = _REPLACE_SPECIAL
-    clip_rule: ClipRule = FLAT
 
-    solvable = ("noise_multiplier", "iterations", "sampling_prob")
     # Adding or removing an example changes the size that the cost of truncation
     # depends on, and there is no Rényi bound.
     relations = {_REPLACE_SPECIAL: (PLD,), _REPLACE_ONE: (PLD,)}
@@ -78,9 +71,13 @@ class TruncatedPoissonGaussian(Mechanism):
 
     def __post_init__(self):
         super().__post_init__()
-        validate.probability(sampling_prob=self.sampling_prob)
         validate.count(truncated_batch_size=self.truncated_batch_size, least=1)
         validate.count(num_examples=self.num_examples, least=1)
+
+    @property
+    def pads_batches(self) -> bool:
+        """Whether a batch can have padding: it can, whatever the probability is."""
+        return True
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
         step = TruncatedPoissonDpEvent(

@@ -6,16 +6,18 @@ several hyperparameters, and accounts for the choice. `Checkpoints` (with the ex
 (with the extra `progress`) shows how far it is.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from dpadambc.core.data import Sharded as Sharded
-from dpadambc.core.fit import Progress as Progress
+from dpadambc.accounting.affordable import (
+    affordable_iterations as affordable_iterations,
+)
 from dpadambc.core.fit import Stop as Stop
-from dpadambc.core.spending import affordable_iterations as affordable_iterations
 from dpadambc.core.step import Step as Step
 from dpadambc.core.step import TrainState as TrainState
 from dpadambc.core.step import draw_batch as draw_batch
 from dpadambc.training.callbacks import Evaluate as Evaluate
+from dpadambc.training.callbacks import Progress as Progress
 from dpadambc.training.entropy import secret_key as secret_key
 from dpadambc.training.fit import Result as Result
 from dpadambc.training.fit import fit as fit
@@ -30,6 +32,7 @@ from dpadambc.training.scores import PublicScore as PublicScore
 from dpadambc.training.search import SearchResult as SearchResult
 from dpadambc.training.search import Trial as Trial
 from dpadambc.training.search import search as search
+from dpadambc.training.sharding import Sharded as Sharded
 from dpadambc.training.sharding import fully_sharded as fully_sharded
 from dpadambc.training.users import group_by_user as group_by_user
 from dpadambc.training.users import with_rows as with_rows
@@ -41,12 +44,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Names that need an extra are imported when they are first used."""
-    if name == "Checkpoints":
-        from dpadambc.training.checkpoints import Checkpoints
-
-        return Checkpoints
-    if name == "ProgressBar":
-        from dpadambc.training.progress import ProgressBar
-
-        return ProgressBar
+    extras = {"Checkpoints": "checkpoints", "ProgressBar": "progress"}
+    if name in extras:
+        return getattr(importlib.import_module(f"{__name__}.{extras[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,8 @@
-"""Evaluation of a run, as records of plain numbers that are written as they come."""
+"""Callbacks of a run: their argument, and one that records plain numbers."""
 
 import contextlib
+import dataclasses
+import functools
 import json
 import logging
 import pathlib
@@ -9,13 +11,64 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.fit import Progress, Stop
-from dpadambc.core.step import Seen
+from dpadambc.core.fit import Stop
+from dpadambc.core.step import Seen, TrainState
 
 _MOST_WAITING = 1000  # calls whose losses are on the device
+
+
+_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+
+
+@dataclasses.dataclass(repr=False)
+class Progress:
+    """The argument of a callback, after every call of the compiled steps.
+
+    Attributes:
+      iterations: the steps taken.
+      iterations_in_all: the step at which the run will end.
+      num_steps: the steps of this call.
+      seen: sums over the examples in these steps; *not private*.
+    """
+
+    iterations: int
+    iterations_in_all: int
+    num_steps: int
+    seen: Seen
+    _state: TrainState
+    _epsilon_after: Callable[[int], float]
+
+    @functools.cached_property
+    def state(self) -> TrainState:
+        """A copy of the state, which later steps leave as it is; *secret*."""
+        return _copied(self._state)
+
+    @functools.cached_property
+    def params(self) -> optax.Params:
+        """A copy of the parameters, to keep."""
+        return _copied(self._state.params)
+
+    @property
+    def loss(self) -> float:
+        """Mean over the examples of these steps; *not private*. It waits for them."""
+        total, count = jax.device_get(self.seen)
+        return float(total) / max(int(count), 1)
+
+    def epsilon(self) -> float:
+        """The epsilon of the steps so far, and of the runs that `fit` was told of.
+
+        It is not that of a snapshot which was chosen by outputs of later steps: such
+        a choice is made of all steps, and spends as much. The accountant takes a
+        second or so.
+        """
+        return self._epsilon_after(self.iterations)
+
+
+Callback = Callable[[Progress], Any]
 
 
 class Evaluate:

@@ -1,4 +1,4 @@
-"""`fit`, with a word on the terminal, and its result, with a statement."""
+"""`fit` with progress output, and a result with a privacy statement."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -7,12 +7,16 @@ from typing import Any, Literal
 import jax
 import optax
 
+from dpadambc.accounting.affordable import affordable_iterations
 from dpadambc.core import fit as _fit
-from dpadambc.core import names, validate
-from dpadambc.core.fit import Callback, Progress
+from dpadambc.core import validate
 from dpadambc.core.mechanism import Mechanism
+from dpadambc.core.spending import Spending, compose
 from dpadambc.engine import rounding
-from dpadambc.training import statement
+from dpadambc.mechanisms import names
+from dpadambc.training import microbatches, statement
+from dpadambc.training.callbacks import Callback, Progress
+from dpadambc.training.sharding import Sharded
 
 
 class Result(_fit.Result):
@@ -32,46 +36,48 @@ class Result(_fit.Result):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        """The public numbers, without parameters and keys."""
+        return (
+            f"Result(iterations={self.iterations}, epsilon={self.epsilon:.4g},"
+            f" target_delta={self.target_delta:g}, stopped_by={self.stopped_by!r},"
+            f" mechanism={self.mechanism!r})"
+        )
+
+    def epsilon_of_this_run(self) -> float:
+        """The epsilon of this run as the only one on these people's data."""
+        counted = self.spent.runs[-1].steps
+        return self.mechanism.epsilon(self.target_delta, iterations=counted)
+
     def __str__(self) -> str:
         """A paragraph for a model card, of public numbers."""
         return statement.of_result(self)
 
 
-class _Line:
-    """The begin of a run in one line, where no bar can be shown."""
-
-    def __init__(self, mechanism: Mechanism, target_delta: float):
-        self.mechanism, self.delta = mechanism, target_delta
-
-    def begin(self, done: int, total: int, epsilon: float) -> None:
-        """Prints public numbers alone."""
-        resumed = f" from step {done:,} on" if done else ""
-        print(
-            f"dpadambc: {total:,} steps{resumed},"
-            f" expected batch {self.mechanism.normalize_by:,g},"
-            f" epsilon {statement.rounded_up(epsilon)} at delta {self.delta:g}",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    def __call__(self, progress: Progress) -> None:
-        """Prints nothing more."""
-
-    def close(self) -> None:
-        """Leaves the line as it is."""
-
-
-def _shown(progress: bool, callbacks: Sequence[Callback], line: _Line) -> list[Any]:
-    """The bars among the callbacks; where there are none, a bar or a line."""
+def _bars(progress: bool, callbacks: Sequence[Callback]) -> list[Any]:
+    """The bars among the callbacks, or on a terminal one of its own."""
     try:
         from dpadambc.training import progress as bars
     except ModuleNotFoundError:
-        bars = None
-    if bars and (given := [x for x in callbacks if isinstance(x, bars.ProgressBar)]):
-        return given
-    if not progress or sys.stderr is None or jax.process_index():
         return []
-    return [bars.on_stderr() if bars and sys.stderr.isatty() else line]
+    given = [x for x in callbacks if isinstance(x, bars.ProgressBar)]
+    return given or [bars.on_stderr()] * (progress and sys.stderr.isatty())
+
+
+def _affordable(mechanism: Mechanism, spent: Spending | None, **budget: float) -> int:
+    """Returns the number of steps within a budget, and raises if it has room for none.
+
+    A mechanism of no steps needs no room.
+    """
+    iterations = affordable_iterations(mechanism, spent=spent, **budget)
+    if iterations == 0 < mechanism.iterations:
+        one = compose([each for each in (spent, (mechanism, 1)) if each is not None])
+        raise ValueError(
+            "Expected target_epsilon for at least one step, which makes epsilon"
+            f" {one.epsilon(budget['target_delta']):.4g} together with spent, got"
+            f" {budget['target_epsilon']:g}."
+        )
+    return iterations
 
 
 @names.explained
@@ -166,24 +172,49 @@ def fit(
     callbacks = [callback] if callable(callback) else callback
     for each in callbacks:
         validate.function(callback=each)
-    shown = _shown(progress, callbacks, _Line(mechanism, target_delta))
+    # Of several processes the first one tells.
+    progress = progress and sys.stderr is not None and not jax.process_index()
+    shown = _bars(progress, callbacks)
+    all_callbacks = [*(x for x in shown if x not in callbacks), *callbacks]
+
+    def before_steps(done: int, total: int, epsilon: float) -> None:
+        for each in shown:
+            each.begin(done, total, epsilon)
+        if progress and not shown:
+            resumed = f" from step {done:,} on" if done else ""
+            print(
+                f"dpadambc: {total:,} steps{resumed},"
+                f" expected batch {mechanism.normalize_by:,g},"
+                f" epsilon {statement.rounded_up(epsilon)} at delta {target_delta:g}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def after_steps(*fields: Any) -> None:
+        progress = Progress(*fields)
+        for each in all_callbacks:
+            each(progress)
+
+    is_sharded, size = isinstance(data, Sharded), microbatch_size
     try:
         result = _fit.fit(
             loss_fn,
             params,
-            data,
+            data.data if is_sharded else data,
             mechanism,
             optimizer,
+            sharding=data.sharding if is_sharded else None,
             key=key,
             target_delta=target_delta,
             target_epsilon=target_epsilon,
+            affordable=_affordable,
             spent=spent,
             frozen=frozen,
-            microbatch_size=microbatch_size,
+            microbatch_size=microbatches.with_microbatches if size == "auto" else size,
             steps_per_call=steps_per_call,
             precision=precision,
-            before_steps=lambda *numbers: [each.begin(*numbers) for each in shown],
-            callbacks=[*(x for x in shown if x not in callbacks), *callbacks],
+            before_steps=before_steps,
+            after_steps=after_steps,
             checkpoints=checkpoints,
             wrt=wrt,
         )

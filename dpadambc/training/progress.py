@@ -1,10 +1,9 @@
 """A progress bar with epsilon spent so far; it needs `dpadambc[progress]`, for rich."""
 
-from types import TracebackType
 from typing import Any, Self
 
 from dpadambc.core import validate
-from dpadambc.core.fit import Progress
+from dpadambc.training.callbacks import Progress
 
 try:
     import rich.console
@@ -73,12 +72,7 @@ class ProgressBar:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._is_kept_open = False
         self.close()
 

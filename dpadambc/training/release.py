@@ -41,9 +41,6 @@ class Release(NamedTuple):
           ValueError: if this process does not know a mechanism of them, or an older
             file does not name them.
         """
-        from dpadambc import graphs
-
-        del graphs  # its mechanisms are known from here on
         if _SPENT not in self.about:
             raise ValueError(
                 "Expected a release that names its runs, got one of an older version."
@@ -255,15 +252,13 @@ def load_release(path: str | pathlib.Path, *, like: optax.Params) -> Release:
                 f"Expected parameters {names} in {path}, got {found}. Give as `like`"
                 " the structure that was trained, such as the module of Flax NNX."
             )
-        known = jax.tree.leaves(like)
-        leaves = [
-            _read(file[name], about["dtypes"][name], old)
-            for name, old in zip(names, known, strict=True)
-        ]
-    for name, leaf, expected in zip(names, leaves, known, strict=True):
-        if leaf.shape != jnp.shape(expected):
-            raise ValueError(
-                f"Expected {name} of shape {jnp.shape(expected)} in {path}, got"
-                f" {leaf.shape}."
-            )
+        leaves = []
+        for name, old in zip(names, jax.tree.leaves(like), strict=True):
+            leaf = _read(file[name], about["dtypes"][name], old)
+            if leaf.shape != jnp.shape(old):
+                raise ValueError(
+                    f"Expected {name} of shape {jnp.shape(old)} in {path}, got"
+                    f" {leaf.shape}."
+                )
+            leaves.append(leaf)
     return Release(jax.tree.unflatten(jax.tree.structure(like), leaves), about)

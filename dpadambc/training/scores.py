@@ -19,32 +19,48 @@ from dpadambc.accounting import Spending
 from dpadambc.core import data as _data
 from dpadambc.core import validate
 from dpadambc.core.accounting import gaussian
-from dpadambc.core.identity import gathers_nodes
-from dpadambc.core.mechanism import Mechanism, PoissonGaussian
+from dpadambc.core.mechanism import Mechanism
+from dpadambc.mechanisms.poisson import PoissonGaussian
+from dpadambc.mechanisms.terms import gathers_nodes
 
 # How many examples are scored at once.
 _AT_ONCE = 256
 
 
-def _per_example(
-    fn: Callable[..., Any], params: Any, shared: tuple[Any, ...], data: Any
-) -> jax.Array:
-    """The score of each example, shape (number of examples,)."""
-
-    def one(example):
-        score = jnp.asarray(fn(params, *shared, *_data.arguments(example)), float)
-        if score.shape != ():
-            raise ValueError(
-                "Expected the score of one example to be a number, got shape"
-                f" {score.shape}."
-            )
-        return score
-
-    return jax.lax.map(one, data, batch_size=min(_AT_ONCE, _data.num_examples(data)))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class PublicScore:
+class Score:
+    """A score of examples, which are arrays of one length."""
+
+    fn: Callable[..., Any]
+    data: Any = dataclasses.field(repr=False)  # may be people's
+
+    def __post_init__(self):
+        if not callable(self.fn):
+            raise TypeError(
+                f"Expected fn to be the score of one example, got {type(self.fn)}."
+            )
+        if _data.is_source(self.data):
+            raise TypeError("Expected the examples of a score as arrays, got a source.")
+        _data.num_examples(self.data)  # raises for none, and for several lengths
+
+    def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
+        """The score of each example, shape (number of examples,); for `search`."""
+
+        def one(example):
+            arguments = _data.arguments(example)
+            score = jnp.asarray(self.fn(params, *shared, *arguments), float)
+            if score.shape != ():
+                raise ValueError(
+                    "Expected the score of one example to be a number, got shape"
+                    f" {score.shape}."
+                )
+            return score
+
+        at_once = min(_AT_ONCE, _data.num_examples(data))
+        return jax.lax.map(one, data, batch_size=at_once)
+
+
+class PublicScore(Score):
     """The mean of a score over examples that need no protection: it costs nothing.
 
     Data are public if anyone may have them, or if their people are not protected: that
@@ -68,18 +84,8 @@ class PublicScore:
       ...     lambda w, x, y: -(w @ x - y) ** 2, (jnp.ones((10, 3)), jnp.ones(10)))
     """
 
-    fn: Callable[..., Any]
-    data: Any = dataclasses.field(repr=False)  # may be people's
-
-    def __post_init__(self):
-        _check(self.fn, self.data)
-
     def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
         """Raises nothing: public data go with every mechanism; for `search`."""
-
-    def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
-        """The score of each example; for `search`."""
-        return _per_example(self.fn, params, shared, data)
 
     def summary(self, scores: np.ndarray, rng: np.random.Generator) -> float:
         """The score of a model; for `search`."""
@@ -97,7 +103,7 @@ class PublicScore:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NoisyScore:
+class NoisyScore(Score):
     r"""The mean of a score over protected examples, with noise that is accounted for.
 
     .. math:: \frac{1}{B} \left(\sum_i \min(\max(s_i, 0), 1)
@@ -129,15 +135,12 @@ class NoisyScore:
       ...     normalize_by=10)
     """
 
-    fn: Callable[..., Any]
-    data: Any = dataclasses.field(repr=False)  # people's
     noise_multiplier: float
     normalize_by: float
 
     def __post_init__(self):
-        _check(self.fn, self.data)
+        super().__post_init__()
         validate.positive(normalize_by=self.normalize_by)
-        validate.non_negative(noise_multiplier=self.noise_multiplier)
         validate.positive(noise_multiplier=self.noise_multiplier)
 
     def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
@@ -150,10 +153,6 @@ class NoisyScore:
                 " in several rows, and would move the score by more than one. Score"
                 " nodes that need no protection, by a PublicScore."
             )
-
-    def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
-        """The score of each example; for `search`."""
-        return _per_example(self.fn, params, shared, data)
 
     def summary(self, scores: np.ndarray, rng: np.random.Generator) -> float:
         """The noisy score of a model, in double precision; for `search`."""
@@ -184,15 +183,3 @@ class NoisyScore:
             neighboring_relation=mechanism.neighboring_relation,
         )
         return accounting.compose([mechanism, score])
-
-
-Score = PublicScore | NoisyScore
-
-
-def _check(fn: Any, data: Any) -> None:
-    if not callable(fn):
-        raise TypeError(f"Expected fn to be the score of one example, got {type(fn)}.")
-    if _data.is_source(data):
-        raise TypeError("Expected the examples of a score as arrays, got a source.")
-    if _data.num_examples(data) == 0:
-        raise ValueError("Expected at least one example to score by, got none.")

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import dp_accounting
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,13 +18,14 @@ from dpadambc.accounting.search import (
 from dpadambc.accounting.trials import Fixed, Trials
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
-from dpadambc.core import keys, leaves, names, validate
+from dpadambc.core import keys, leaves, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.keys import folded_in
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, draw_batch
-from dpadambc.training.scores import Score
+from dpadambc.mechanisms import names
+from dpadambc.training.scores import NoisyScore, PublicScore
 
 # A number, or several by name, which `make_optimizer` is called with.
 Candidate = float | dict[str, float]
@@ -151,34 +151,6 @@ def _check_key(key: jax.Array, trials_at_once: int) -> None:
         )
 
 
-def _check_score(score: Any) -> None:
-    """Raises unless it says which data it is of."""
-    if not isinstance(score, Score):
-        got = "a bare function" if callable(score) else type(score)
-        raise TypeError(
-            "Expected score to be a training.PublicScore(fn, data), of data that need"
-            " no protection, or a training.NoisyScore(fn, data, noise_multiplier,"
-            f" normalize_by), of those that do, got {got}."
-        )
-
-
-def _check_data(data: Any, mechanism: Mechanism, target_delta: float) -> None:
-    if _data.is_source(data):
-        raise TypeError("Expected data as arrays, for one program, got a source.")
-    check_delta(target_delta, _data.num_examples(data))
-
-
-def _event_of(mechanism: Mechanism, score: Score) -> dp_accounting.DpEvent:
-    """The event of one trial: the training, and a score of protected data."""
-    return score.compose(mechanism.dp_event(), mechanism.neighboring_relation)
-
-
-def _runs_of(mechanism: Mechanism, score: Score, trials: Trials) -> Spending | None:
-    if not isinstance(trials, Fixed):
-        return None
-    return Spending(score.spent(mechanism).runs * int(trials.number))
-
-
 def _drawn_from(
     key: jax.Array, trials: Trials
 ) -> tuple[np.random.Generator, list[jax.Array]]:
@@ -195,15 +167,6 @@ def _drawn_from(
     rng = np.random.default_rng(np.asarray(jax.random.key_data(host_key)).tolist())
     number = trials.sample(rng)
     return rng, [jax.random.fold_in(trial_key, i) for i in range(number)]
-
-
-def _chosen(
-    rng: np.random.Generator, trials: Trials, num_candidates: int, number: int
-) -> np.ndarray:
-    """The candidate of each trial: drawn with replacement, or each once."""
-    if isinstance(trials, Fixed):
-        return np.arange(number)
-    return rng.integers(num_candidates, size=number)
 
 
 def _trained(
@@ -248,7 +211,7 @@ def search(
     candidates: Sequence[Candidate],
     *,
     trials: Trials,
-    score: Score,
+    score: PublicScore | NoisyScore,
     key: jax.Array,
     target_delta: float,
     frozen: Any = None,
@@ -316,34 +279,38 @@ def search(
       Papernot and Steinke, `Hyperparameter Tuning with Renyi Differential Privacy
       <https://arxiv.org/abs/2110.03620>`_, 2021
     """
-    _check_score(score)
+    if not isinstance(score, PublicScore | NoisyScore):
+        got = "a bare function" if callable(score) else type(score)
+        raise TypeError(
+            "Expected score to be a training.PublicScore(fn, data), of data that need"
+            " no protection, or a training.NoisyScore(fn, data, noise_multiplier,"
+            f" normalize_by), of those that do, got {got}."
+        )
     listed, numbers = _checked_candidates(candidates)
     _check_trials(trials, len(listed))
     _check_key(key, trials_at_once)
     validate.function(make_optimizer=make_optimizer)
     validate.count(least=1, trials_at_once=trials_at_once)
     data = leaves.with_dictionaries(data)
-    _check_data(data, mechanism, target_delta)
+    if _data.is_source(data):
+        raise TypeError("Expected data as arrays, for one program, got a source.")
+    num_examples = _data.num_examples(data)
+    check_delta(target_delta, num_examples)
     step_of = lambda candidate: Step(
         loss_fn, mechanism, _made(make_optimizer, candidate), microbatch_size, wrt=wrt
     )
-    programs = [
-        program
-        for candidate in listed
-        for program in _identity.traced_programs(
-            step_of(candidate), params, frozen, data
-        )
-    ]
-    shared = () if frozen is None else (frozen,)
-    score.check(mechanism, params, shared)
+    traced = lambda candidate: _identity.traced_programs(
+        step_of(candidate), params, frozen, data
+    )
+    programs = [program for candidate in listed for program in traced(candidate)]
+    score.check(mechanism, params, () if frozen is None else (frozen,))
     cost = tuned_epsilon_of_event(
-        _event_of(mechanism, score),
+        score.compose(mechanism.dp_event(), mechanism.neighboring_relation),
         mechanism.accountants,
         trials,
         target_delta=target_delta,
         neighboring_relation=mechanism.neighboring_relation,
     )
-    runs = _runs_of(mechanism, score, trials)
     arrays = jax.tree.leaves((params, frozen, data))
     if not all(getattr(x, "is_fully_addressable", True) for x in arrays):
         key = keys.the_same_everywhere(key)
@@ -351,8 +318,10 @@ def search(
     identity = _identity.of_run(*numbers_of_run, params, frozen, data)
     key = folded_in(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
-    chosen = _chosen(rng, trials, len(listed), len(trial_keys))
-    num_examples = _data.num_examples(data)
+    is_fixed = isinstance(trials, Fixed)  # then each candidate is tried once
+    chosen = np.arange(len(trial_keys))
+    if not is_fixed:
+        chosen = rng.integers(len(listed), size=len(trial_keys))
 
     def one_trial(key, candidate, params, frozen, data, score_data):
         step = step_of(candidate)
@@ -364,18 +333,18 @@ def search(
 
         state = step.init(params, key=key)
         state, _ = jax.lax.scan(take_step, state, length=mechanism.iterations)
-        shared = () if frozen is None else (frozen,)
-        return state.params, score.per_example(state.params, shared, score_data)
+        return state.params, score.per_example(
+            state.params, () if frozen is None else (frozen,), score_data
+        )
 
     numbers = jax.tree.map(lambda x: x[chosen], numbers)
-    found = _trained(
-        *(one_trial, trial_keys, numbers, trials_at_once),
-        *(params, frozen, data, score.data),
-    )
+    shared = params, frozen, data, score.data
+    found = _trained(one_trial, trial_keys, numbers, trials_at_once, *shared)
     scored = (
         Trial(trained, listed[i], score.summary(scores, rng))
         for i, (trained, scores) in zip(chosen, found, strict=True)
     )
-    told = tuple(scored) if isinstance(trials, Fixed) else None
+    told = tuple(scored) if is_fixed else None
     best = _best(told or scored, rng)
+    runs = Spending(score.spent(mechanism).runs * len(listed)) if is_fixed else None
     return SearchResult(best, cost, target_delta, mechanism, trials, told, runs)

@@ -1,10 +1,49 @@
-"""A sharding for parameters that are too large for one device."""
+"""Shardings of batches, and of parameters that are too large for one device."""
 
+import dataclasses
 from typing import Any
 
 import jax
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dpadambc.core.mesh import named_sharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded:
+    """Data whose batches are split over the devices of a mesh.
+
+    Arrays that are split along axis 0 themselves do not need it.
+
+    Args:
+      data: as for `fit`. Arrays on no mesh are replicated, and each device takes its
+        part of a batch from its copy; of a source, each process fetches the examples
+        that its devices need.
+      sharding: of each batch along axis 0.
+
+    Raises:
+      ValueError: if the sharding is of another kind.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jax.sharding import NamedSharding, PartitionSpec
+      >>> from dpadambc import training
+      >>> mesh = jax.make_mesh((jax.device_count(),), ("data",))
+      >>> data = training.Sharded(
+      ...     (jnp.ones((1_001, 3)),), NamedSharding(mesh, PartitionSpec("data")))
+    """
+
+    data: Any = dataclasses.field(repr=False)  # may be people's
+    sharding: NamedSharding
+
+    def __post_init__(self):
+        if named_sharding(self.sharding) is None or len(self.sharding.spec) != 1:
+            raise ValueError(
+                "Expected sharding to be a NamedSharding of a mesh of devices that"
+                " splits axis 0 alone, such as NamedSharding(mesh,"
+                f" PartitionSpec('data')), got {type(self.sharding)}."
+            )
 
 
 def fully_sharded(params: optax.Params, mesh: Mesh, axis_name: str) -> Any:

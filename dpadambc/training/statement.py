@@ -31,11 +31,11 @@ ASSUMPTIONS = {
         "In each epoch each example takes part in random steps of its own. Batches of"
         " shuffled data are not drawn so."
     ),
-    "dpadambc.NodePoissonGaussian": (
+    "dpadambc.graphs.NodePoissonGaussian": (
         "Each root takes part in each step independently; a node is in at most"
         " max_terms terms of the sum."
     ),
-    "dpadambc.NodeFixedSizeGaussian": (
+    "dpadambc.graphs.NodeFixedSizeGaussian": (
         "Each step draws a fresh uniform subset of the roots; a node is in at most"
         " max_terms terms of the sum."
     ),
@@ -66,25 +66,6 @@ def _states(opt_state: Any) -> Iterator[str]:
             yield from _states(part)
 
 
-def _unit(mechanism: Any) -> str:
-    if hasattr(mechanism, "max_terms"):
-        return "one node of the graph, with its features and edges"
-    return (
-        "one example: a row of the data, or all rows of a user where"
-        " training.group_by_user made an example of them"
-    )
-
-
-def _end(result: Result) -> str:
-    """Why a run took fewer steps than its mechanism has."""
-    if result.stopped_by == "iterations":
-        return ""
-    if result.stopped_by == "budget":
-        return " The budget affords no more."
-    counted = result.spent.runs[-1].steps
-    return f" A callback stopped it, and epsilon counts {counted:,} steps."
-
-
 def of_result(result: Result) -> str:
     """A paragraph for a model card, of public numbers."""
     accounted: Any = result.mechanism.accounted_as
@@ -97,15 +78,27 @@ def of_result(result: Result) -> str:
     listed = ", ".join(f"{field} {value}" for field, value in numbers.items())
     states = ", ".join(dict.fromkeys(_states(result.state.opt_state)))
     runs = len(result.spent.runs)
+    counted = result.spent.runs[-1].steps
+    ends = {
+        "iterations": "",
+        "budget": " The budget affords no more.",
+        "callback": f" A callback stopped it, and epsilon counts {counted:,} steps.",
+    }
+    unit = (
+        "one example: a row of the data, or all rows of a user where"
+        " training.group_by_user made an example of them"
+    )
+    if hasattr(accounted, "max_terms"):
+        unit = "one node of the graph, with its features and edges"
     others = f", of {runs} runs on the same people's data" if runs > 1 else ""
     text = (
         f"The model has epsilon {rounded_up(result.epsilon)} at delta"
-        f" {result.target_delta:g}{others}. The unit of privacy is {_unit(accounted)}."
+        f" {result.target_delta:g}{others}. The unit of privacy is {unit}."
         f" Neighboring data sets differ by one that is {_DIFFERENCE[relation]}"
         f" ({relation.name}). Sampling:"
         f" {ASSUMPTIONS.get(sampler, f'batches are drawn by {sampler}.')}"
         f" The run took {result.iterations:,} of {planned:,} steps of {name}, with"
-        f" {listed}.{_end(result)} The optimizer of the private gradient keeps"
-        f" {states or 'no state, as plain SGD does'}."
+        f" {listed}.{ends[result.stopped_by]} The optimizer of the private gradient"
+        f" keeps {states or 'no state, as plain SGD does'}."
     )
     return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)

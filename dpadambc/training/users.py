@@ -5,7 +5,6 @@ row does, so the rows of a user are put into one example, whose gradient is clip
 whole.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,49 +16,6 @@ from dpadambc.core import leaves, validate
 from dpadambc.core.step import takes_key
 
 Loss = Callable[..., jax.Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class _RowsLoss:
-    """The mean loss over the rows of one user, as `with_rows` makes it.
-
-    Args:
-      loss_fn: of one row.
-      has_frozen: whether its second argument is the `frozen` of `fit`.
-    """
-
-    loss_fn: Loss
-    has_frozen: bool
-
-    def __call__(self, *arguments: Any) -> jax.Array:
-        """The loss of an example of `group_by_user`."""
-        return self._mean(arguments, None)
-
-    def _mean(self, arguments: tuple[Any, ...], key: jax.Array | None) -> jax.Array:
-        num_shared = 2 if self.has_frozen else 1
-        shared, (*rows, is_padding_row) = arguments[:num_shared], arguments[num_shared:]
-        _check_rows(is_padding_row)
-        row_keys = {}
-        if key is not None:
-            row_keys["key"] = jax.random.split(key, len(is_padding_row))
-        of_row = lambda row, row_key: self.loss_fn(*shared, *row, **row_key)
-        losses = jax.vmap(of_row)(rows, row_keys)
-        if jnp.shape(losses) != is_padding_row.shape:
-            raise ValueError(
-                "Expected loss_fn to return a number for each row, got shape"
-                f" {jnp.shape(losses)[1:]}."
-            )
-        used = jnp.where(is_padding_row, 0, losses)
-        return used.sum() / (~is_padding_row).sum()
-
-
-@dataclasses.dataclass(frozen=True)
-class _RandomRowsLoss(_RowsLoss):
-    """The same, of a loss that takes a key: each row gets its own."""
-
-    def __call__(self, *arguments: Any, key: jax.Array) -> jax.Array:
-        """The loss of an example of `group_by_user`, with a key."""
-        return self._mean(arguments, key)
 
 
 def _kind(x: Any) -> str:
@@ -162,7 +118,7 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
     return *several, is_padding_row
 
 
-def with_rows(loss_fn: Loss, *, has_frozen: bool = False) -> _RowsLoss:
+def with_rows(loss_fn: Loss, *, has_frozen: bool = False) -> Loss:
     """The mean loss over the rows of one user.
 
     The gradient of the mean is clipped, so the user counts once however many rows there
@@ -196,8 +152,27 @@ def with_rows(loss_fn: Loss, *, has_frozen: bool = False) -> _RowsLoss:
       >>> print(result.state.params.round(0))
       [1. 2. 3.]
     """
-    kind = _RandomRowsLoss if takes_key(loss_fn) else _RowsLoss
-    return kind(loss_fn, has_frozen)
+    num_shared, is_random = 2 if has_frozen else 1, takes_key(loss_fn)
+
+    def mean(arguments, key):
+        shared, (*rows, is_padding_row) = arguments[:num_shared], arguments[num_shared:]
+        _check_rows(is_padding_row)
+        row_keys = (
+            {"key": jax.random.split(key, len(is_padding_row))} if is_random else {}
+        )
+        of_row = lambda row, row_key: loss_fn(*shared, *row, **row_key)
+        losses = jax.vmap(of_row)(rows, row_keys)
+        if jnp.shape(losses) != is_padding_row.shape:
+            raise ValueError(
+                "Expected loss_fn to return a number for each row, got shape"
+                f" {jnp.shape(losses)[1:]}."
+            )
+        used = jnp.where(is_padding_row, 0, losses)
+        return used.sum() / (~is_padding_row).sum()
+
+    if is_random:
+        return lambda *arguments, key: mean(arguments, key)
+    return lambda *arguments: mean(arguments, None)
 
 
 def _check_rows(is_padding_row: Any) -> None:

@@ -1,4 +1,4 @@
-"""Dtypes of gradients and of optimizer states: real, and at least float32."""
+"""Dtypes of gradients, states and updates: real, and wide until the last cast."""
 
 from typing import Any
 
@@ -32,6 +32,25 @@ def with_wide_state(
         return optimizer.init(jax.tree.map(widen, params))
 
     return optax.GradientTransformationExtraArgs(init_fn, optimizer.update)
+
+
+def cast_to_params() -> optax.GradientTransformation:
+    """Casts each update to the dtype of its parameter: the last stage of a chain."""
+
+    def cast(updates, params):
+        if params is None:
+            return updates
+        return jax.tree.map(lambda u, p: u.astype(jnp.result_type(p)), updates, params)
+
+    return optax.stateless(cast)
+
+
+def descent(
+    learning_rate: optax.ScalarOrSchedule, *stages: optax.GradientTransformation
+) -> optax.GradientTransformationExtraArgs:
+    """Chains stages, the learning rate, and the cast to the dtypes of parameters."""
+    rate = optax.scale_by_learning_rate(learning_rate)
+    return optax.chain(*stages, rate, cast_to_params())
 
 
 def check_floating_dtype(**named: Any) -> None:

@@ -3,19 +3,11 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from dpadambc.core import validate
-from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
-from dpadambc.transforms import second_moment
-from dpadambc.transforms.dtypes import (
-    check_decay,
-    check_floating_dtype,
-    check_real,
-    wide_zeros_like,
-)
-from dpadambc.transforms.second_moment import RelativeFloor
+from dpadambc.core.noise import NoiseStddev, stddev_of
+from dpadambc.transforms.dtypes import check_decay, check_floating_dtype
+from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
 class ScaleByAdamBCState(NamedTuple):
@@ -104,48 +96,21 @@ def scale_by_adam_bc(
       Tang et al., `DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias
       Correction) <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
-    noise_stddev = stddev_of(noise_stddev)
     check_decay(b1=b1)
     check_decay(b2=b2)
-    second_moment.check_floor(variance_floor)
-    validate.non_negative(correction=correction)
+    corrected = NoiseCorrection(stddev_of(noise_stddev), variance_floor, correction)
     check_floating_dtype(mu_dtype=mu_dtype)
 
-    def init_fn(params):
-        zeros = wide_zeros_like(params)
-        return ScaleByAdamBCState(
-            count=jnp.zeros([], jnp.int32),
-            mu=optax.tree.cast(zeros, mu_dtype),
-            nu=optax.tree.zeros_like(zeros),
-            noise_variance=second_moment.init_noise_variance(noise_stddev, params),
-        )
-
-    def update_fn(updates, state, params=None):
-        del params
-        check_real(updates)
-        updates = optax.tree.cast_like(updates, state.nu)
-        stddev = stddev_at_step(noise_stddev, state.count)
+    def move(updates, state, count):
         # Widened first: b1 would be rounded to the dtype of mu, 0.999 in bfloat16 to 1.
         mu = optax.tree.cast_like(state.mu, updates)
         mu = optax.tree.update_moment(updates, mu, b1, 1)
-        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
-        noise_variance = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
-        count = jnp.asarray(optax.safe_increment(state.count))
         mu_hat = optax.tree.bias_correction(mu, b1, count)
         if nesterov:  # as NAdam: b1 m_t / (1 - b1^(t+1)) + (1 - b1) g_t / (1 - b1^t)
             ahead = optax.tree.bias_correction(mu, b1, optax.safe_increment(count))
             now = optax.tree.bias_correction(updates, b1, count)
             mu_hat = optax.tree.update_moment(now, ahead, b1, 1)
-        updates = second_moment.scale_by_corrected_root(
-            mu_hat,
-            nu,
-            noise_variance,
-            b2=b2,
-            count=count,
-            variance_floor=variance_floor,
-            correction=correction,
-        )
-        kept = optax.tree.cast_like((mu, nu, noise_variance), tuple(state[1:]))
-        return updates, ScaleByAdamBCState(count, *kept)
+        return mu_hat, (mu,)
 
-    return optax.GradientTransformation(init_fn, update_fn)
+    start = lambda zeros: (optax.tree.cast(zeros, mu_dtype),)
+    return corrected.transformation(ScaleByAdamBCState, b2, start, move)

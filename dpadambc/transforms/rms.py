@@ -3,14 +3,11 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
-from dpadambc.core import validate
-from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_of
-from dpadambc.transforms import second_moment
-from dpadambc.transforms.dtypes import check_decay, check_real, wide_zeros_like
-from dpadambc.transforms.second_moment import RelativeFloor
+from dpadambc.core.noise import NoiseStddev, stddev_of
+from dpadambc.transforms.dtypes import check_decay
+from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
 class ScaleByRmsBCState(NamedTuple):
@@ -84,38 +81,7 @@ def scale_by_rms_bc(
       `bias_correction`; the correction of
       `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024
     """
-    noise_stddev = stddev_of(noise_stddev)
     check_decay(decay=decay)
-    second_moment.check_floor(variance_floor)
-    validate.non_negative(correction=correction)
-
-    def init_fn(params):
-        return ScaleByRmsBCState(
-            count=jnp.zeros([], jnp.int32),
-            nu=wide_zeros_like(params),
-            noise_variance=second_moment.init_noise_variance(noise_stddev, params),
-        )
-
-    def update_fn(updates, state, params=None):
-        del params
-        check_real(updates)
-        updates = optax.tree.cast_like(updates, state.nu)
-        stddev = stddev_at_step(noise_stddev, state.count)
-        nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, decay, 2)
-        noise_variance = optax.tree.update_moment(
-            stddev, state.noise_variance, decay, 2
-        )
-        count = jnp.asarray(optax.safe_increment(state.count))
-        updates = second_moment.scale_by_corrected_root(
-            updates,
-            nu,
-            noise_variance,
-            b2=decay,
-            count=count,
-            variance_floor=variance_floor,
-            correction=correction,
-        )
-        kept = optax.tree.cast_like((nu, noise_variance), tuple(state[1:]))
-        return updates, ScaleByRmsBCState(count, *kept)
-
-    return optax.GradientTransformation(init_fn, update_fn)
+    corrected = NoiseCorrection(stddev_of(noise_stddev), variance_floor, correction)
+    start, move = lambda zeros: (), lambda updates, *_: (updates, ())
+    return corrected.transformation(ScaleByRmsBCState, decay, start, move)

@@ -7,6 +7,7 @@ noise, and not below a floor.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 import optax
 
 from dpadambc.core import validate
-from dpadambc.core.noise import NoiseStddev, stddev_per_leaf
+from dpadambc.core.noise import NoiseStddev, stddev_at_step, stddev_per_leaf
+from dpadambc.transforms.dtypes import check_real, wide_zeros_like
 
 Number = jax.typing.ArrayLike
 
@@ -100,12 +102,6 @@ class RelativeFloor:
         return self.factor * second_moment_spread(noise_variance, b2, count)
 
 
-def check_floor(variance_floor: Number | RelativeFloor) -> None:
-    """Raises unless the floor is a non-negative number or a `RelativeFloor`."""
-    if not isinstance(variance_floor, RelativeFloor):
-        validate.non_negative(variance_floor=variance_floor)
-
-
 def floor_at(
     variance_floor: Number | RelativeFloor,
     noise_variance: Number,
@@ -116,12 +112,6 @@ def floor_at(
     if isinstance(variance_floor, RelativeFloor):
         return variance_floor.variance(noise_variance, b2, count)
     return jnp.asarray(variance_floor, float)
-
-
-def init_noise_variance(noise_stddev: NoiseStddev, params: optax.Params) -> Any:
-    """Zeros, one for each level of noise; raises unless the levels fit `params`."""
-    stddev_per_leaf(noise_stddev, params)
-    return jax.tree.map(lambda _: jnp.zeros([], float), noise_stddev)
 
 
 def corrected_second_moment(
@@ -143,36 +133,76 @@ def corrected_second_moment(
     return jnp.maximum(nu_hat - noise_variance, floor).astype(nu_hat.dtype)
 
 
-def scale_by_corrected_root(
-    updates: optax.Updates,
-    nu: optax.Updates,
-    noise_variance: Any,
-    *,
-    b2: Number,
-    count: jax.Array,
-    variance_floor: Number | RelativeFloor,
-    correction: Number,
-) -> optax.Updates:
-    r"""The updates over :math:`\sqrt{\max(\hat v - \hat \Phi, \gamma')}`.
+@dataclasses.dataclass(frozen=True)
+class NoiseCorrection:
+    r"""Takes the variance of the noise out of a second moment.
+
+    It averages the variance as the second moment averages the squared gradients, and
+    divides by :math:`\sqrt{\max(\hat v - \hat \Phi, \gamma')}`.
 
     Args:
-      updates: such as the first moment, or the gradient itself.
-      nu: the moving average of the squared gradient.
-      noise_variance: that of the noise variance, one scalar for each level of noise.
-      b2: decay rate of both.
-      count: the number of steps in both.
+      noise_stddev: of the incoming gradient; see `stddev_of`.
       variance_floor: :math:`\gamma'`.
       correction: the share of the noise variance to subtract.
-
-    Returns:
-      The quotients, and 0 for a coordinate whose denominator is 0.
     """
-    nu_hat = optax.tree.bias_correction(nu, b2, count)
-    noise_hat = optax.tree.bias_correction(noise_variance, b2, count)
 
-    def scale(u, v, phi):
-        floor = floor_at(variance_floor, phi, b2, count)
-        root = jnp.sqrt(corrected_second_moment(v, correction * phi, floor))
-        return jnp.where(root > 0, u / root, 0)
+    noise_stddev: NoiseStddev
+    variance_floor: Number | RelativeFloor
+    correction: Number
 
-    return jax.tree.map(scale, updates, nu_hat, stddev_per_leaf(noise_hat, nu_hat))
+    def __post_init__(self):
+        if not isinstance(self.variance_floor, RelativeFloor):
+            validate.non_negative(variance_floor=self.variance_floor)
+        validate.non_negative(correction=self.correction)
+
+    def init(self, params: optax.Params) -> Any:
+        """Makes a zero for each level of noise; raises unless they fit `params`."""
+        stddev_per_leaf(self.noise_stddev, params)
+        return jax.tree.map(lambda _: jnp.zeros([], float), self.noise_stddev)
+
+    def transformation(
+        self,
+        kind: Any,
+        b2: Number,
+        start: Callable[..., Any],
+        move: Callable[..., Any],
+    ) -> optax.GradientTransformation:
+        """Divides what moves the parameters by the corrected root, or gives 0 for 0.
+
+        Args:
+          kind: the class of its state: count, first moments, nu, noise_variance.
+          b2: decay rate of the second moment.
+          start: of zeros like the parameters, returns the first moments, a tuple.
+          move: of the gradient, the state and the new count, returns what is divided,
+            and the first moments after the step.
+        """
+
+        def init_fn(params):
+            zeros = wide_zeros_like(params)
+            nu, count = optax.tree.zeros_like(zeros), jnp.zeros([], jnp.int32)
+            return kind(count, *start(zeros), nu, self.init(params))
+
+        def update_fn(updates, state, params=None):
+            del params
+            check_real(updates)
+            updates = optax.tree.cast_like(updates, state.nu)
+            count = jnp.asarray(optax.safe_increment(state.count))
+            moved, moments = move(updates, state, count)
+            stddev = stddev_at_step(self.noise_stddev, state.count)
+            nu = optax.tree.update_moment_per_elem_norm(updates, state.nu, b2, 2)
+            noise = optax.tree.update_moment(stddev, state.noise_variance, b2, 2)
+            nu_hat = optax.tree.bias_correction(nu, b2, count)
+            noise_hat = optax.tree.bias_correction(noise, b2, count)
+
+            def scale(u, v, phi):
+                floor = floor_at(self.variance_floor, phi, b2, count)
+                less = corrected_second_moment(v, self.correction * phi, floor)
+                root = jnp.sqrt(less)
+                return jnp.where(root > 0, u / root, 0)
+
+            levels = stddev_per_leaf(noise_hat, nu_hat)
+            updates = jax.tree.map(scale, moved, nu_hat, levels)
+            kept = optax.tree.cast_like((*moments, nu, noise), tuple(state[1:]))
+            return updates, kind(count, *kept)
+
+        return optax.GradientTransformation(init_fn, update_fn)

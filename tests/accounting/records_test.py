@@ -1,6 +1,7 @@
 """A spending is read as it was written, and nothing else is."""
 
 import dataclasses
+import importlib
 import json
 
 import optax
@@ -68,3 +69,10 @@ def test_classes_of_one_name_in_two_modules_are_told_apart():
     kinds = [type("Mine", (), {"__module__": module}) for module in ("a", "b")]
     assert class_name(kinds[0]) != class_name(kinds[1])
     assert class_name(dpadambc.PoissonGaussian) == "dpadambc.PoissonGaussian"
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS.values(), ids=MECHANISMS)
+def test_the_name_of_a_mechanism_can_be_imported(mechanism):
+    kind = type(mechanism)
+    module, _, name = class_name(kind).rpartition(".")
+    assert getattr(importlib.import_module(module), name) is kind

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import dpadambc
-from dpadambc.clipping import plan
-from dpadambc.core import memory
+from dpadambc.clipping import memory, plan
 from tests import common
 from tests.engine import factored_models as models
 from tests.engine import factored_test
@@ -186,8 +185,57 @@ def test_warns_of_a_parameter_without_a_rule():
     assert "has no rule" in found.warnings[0]
 
 
-MASK = jnp.tri(64)
 KERNEL = jnp.ones((64, 64))
+
+
+def squares(w):
+    return jnp.sum(w**2)
+
+
+def of_layers(w, x):
+    step = lambda x, w: (jnp.tanh(x @ w), squares(w))
+    x, sizes = jax.lax.scan(step, x, w.reshape(4, 16, 64)[:, :, :16])
+    return jnp.sum(x) + jnp.sum(sizes)
+
+
+PENALIZED = {
+    "squares": lambda w, x: jnp.sum(jnp.sin(x @ w)) + 0.1 * squares(w),
+    "lengths": lambda w, x: jnp.sum(jnp.sin(x @ w)) + jnp.sum(jnp.abs(w)),
+    "half of both": lambda w, x: (jnp.sum(jnp.sin(x @ w)) - squares(w)) / 2,
+    "stacked": lambda w, x: jnp.stack([jnp.sum(jnp.sin(x @ w)), squares(w)]).mean(),
+    "in calls": jax.jit(
+        jax.checkpoint(lambda w, x: jnp.sum(jnp.sin(x @ w)) + squares(w))
+    ),
+    "in a scan": lambda w, x: of_layers(w, x[:16]),
+}
+
+
+@pytest.mark.parametrize("name", PENALIZED)
+def test_says_where_a_penalty_belongs(name, untold):
+    explained = dpadambc.explain(PENALIZED[name], KERNEL, jnp.ones(64), batch_size=2)
+    (warning,) = explained.warnings
+    assert "is in a penalty" in warning
+    assert "add_decayed_weights" in warning
+
+
+NOT_PENALIZED = {
+    "tied head": lambda w, x: jnp.sum(jnp.sin(w[jnp.argmax(x)] @ w.T)),
+    "of activations": lambda w, x: jnp.sum(jnp.sin(x @ w)) + squares(x @ w),
+    "under a square root": lambda w, x: jnp.sqrt(jnp.sum(x @ w) ** 2 + squares(w)),
+    "times a number of the example": lambda w, x: x[0] * (jnp.sum(x @ w) + squares(w)),
+    "residual": lambda w, x: jnp.sum(jnp.sin(x + x @ w)),
+    "over data": lambda w, x: 1 / (jnp.sum(jnp.sin(x @ w)) + squares(w)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PENALIZED)
+def test_calls_no_penalty_what_data_changes(name, untold):
+    loss_fn = NOT_PENALIZED[name]
+    explained = dpadambc.explain(loss_fn, KERNEL, jnp.ones(64), batch_size=2)
+    assert not explained.parameters[0].is_penalized
+
+
+MASK = jnp.tri(64)
 FORMED = {
     "mask": lambda w, x: x @ (w * MASK),
     "exponential": lambda w, x: x @ jnp.exp(w),

@@ -142,7 +142,7 @@ def test_it_is_the_published_algorithm_over_several_intervals(
     assert v.min() > 0
 
 
-def test_a_first_phase_is_dp_sgd_to_the_bit():
+def test_a_first_phase_is_dp_sgd():
     mechanism = MECHANISM
     one = dpadambc.contrib.dp2_rmsprop(
         0.1, mechanism, key=KEY, interval=4, preconditioned_clip_norm=1.0
@@ -158,8 +158,8 @@ def test_a_first_phase_is_dp_sgd_to_the_bit():
             for update, state in zip(updates, states, strict=True)
         )
         states = [a[1], b[1]]
-        if seed < 4:
-            chex.assert_trees_all_equal(a[0], b[0])
+        if seed < 4:  # two programs
+            chex.assert_trees_all_close(a[0], b[0], rtol=1e-5, atol=1e-7)
     assert np.abs(flat(a[0]) - flat(b[0])).max() > 1e-3  # the next one divides
 
 

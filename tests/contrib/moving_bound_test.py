@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting, audit, clipping, contrib, training
+from dpadambc.audit.correction import is_corrected
 from dpadambc.contrib import moving_bound
 from dpadambc.core.spending import public_numbers
 
@@ -389,7 +390,7 @@ def test_it_has_the_batches_the_event_and_the_runs_of_the_other_mechanism():
     assert RULE(sized).known_size == 9 and RULE(sized).known_batch_size == 3
     numbers = public_numbers(own)
     assert numbers["inner_mechanism"] == public_numbers(inner)
-    assert numbers["mechanism"] == "dpadambc.QuantileClipping"
+    assert numbers["mechanism"] == "dpadambc.contrib.QuantileClipping"
 
 
 # In runs.
@@ -564,3 +565,24 @@ def test_on_an_explicit_mesh_it_moves_as_on_one_device(rule):
     np.testing.assert_allclose(
         found.noise.l2_clip_norm, expected.noise.l2_clip_norm, rtol=1e-5
     )
+
+
+def of_run(optimizer):
+    return audit.Pipeline.of_fit(LOSS, jnp.ones(4), DATA, OF_RUN, optimizer)
+
+
+def test_an_audit_knows_the_optimizer_and_the_batches_of_a_run():
+    checks = ("isolation", "sampling")
+    assert audit.run(of_run(optax.adam(0.1)), checks=checks).passed
+    for optimizer, expected in {
+        optax.adam(0.1): False,
+        dpadambc.adam_bc(0.1, OF_RUN): True,
+    }.items():
+        own = of_run(optimizer)
+        assert is_corrected(own.make_optimizer, own.params) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", [optax.adam(0.1), dpadambc.adam_bc(0.1, OF_RUN)])
+def test_an_audit_of_a_run_passes(optimizer):
+    assert audit.run(of_run(optimizer)).passed

@@ -24,7 +24,7 @@ FORMS = {
     "embedding along the last axis": True,
     "patches": True,
     "conv": False,
-    "pairs of ids": False,
+    "pairs of ids": True,
 }
 
 

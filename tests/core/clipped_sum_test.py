@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import dpadambc
 from dpadambc import contrib
 from tests import common
-from tests.attacks import BATCH, B, C, X, distance, mechanism, mesh_of
+from tests.attacks import BATCH, PADDED, B, C, X, distance, mechanism, mesh_of
 
 pytestmark = pytest.mark.guarantee
 
@@ -58,7 +58,9 @@ def total():
 def sums(x=X, params=PARAMS, l2_clip_norm=C, normalize_by=B, loss=loss):
     """The clipped sums of a batch."""
     numbers = dict(l2_clip_norm=l2_clip_norm, normalize_by=normalize_by)
-    return dpadambc.clipped_grad(loss, **numbers)(params, x)
+    is_padding_example = jnp.zeros(len(x), bool)
+    fun = dpadambc.clipped_grad(loss, **numbers)
+    return fun(params, x, is_padding_example=is_padding_example)
 
 
 def once(tx, clipped, params=PARAMS):
@@ -520,19 +522,113 @@ def test_sums_are_split_as_the_parameters():
 # Numbers that are traced, and what another library has clipped.
 
 
-@pytest.mark.parametrize("bound", [C, lambda count: C + count])
+def clipped_by(clip, x, **masks):
+    grads = dpadambc.per_example_grad(loss)(PARAMS, x)
+    return clip.update(grads, clip.init(PARAMS), PARAMS, **masks)[0]
+
+
+MASK = dict(is_padding_example=jnp.zeros(BATCH, bool))
+INJECT = optax.inject_hyperparams(dpadambc.clip_per_example)
+TRACED = {
+    "C": lambda x: INJECT(C, normalize_by=B),
+    "C of a schedule": lambda x: INJECT(lambda count: C + count, normalize_by=B),
+    "B of the batch": lambda x: dpadambc.clip_per_example(
+        C, normalize_by=B + 0 * jnp.sum(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("make", TRACED.values(), ids=TRACED)
+def test_numbers_that_are_traced_are_refused_before_the_noise_of_a_mechanism(make):
+    step = lambda x: clipped_by(make(x), x, **MASK)
+    traced, known = jax.jit(step)(X), step(X)
+    assert None in (traced["b"].l2_clip_norm, traced["b"].normalize_by)
+    assert (known["b"].l2_clip_norm, known["b"].normalize_by) == (C, B)
+    with pytest.raises(ValueError, match="traced (l2_clip_norm|normalize_by)"):
+        once(NOISE, traced)
+    assert_same(once(SILENT, traced))
+    assert once(NOISE, known)["b"].shape == (3,)
+
+
+def clipped_at(bound, divisor):
+    return clipped_by(dpadambc.clip_per_example(bound, normalize_by=divisor), X, **MASK)
+
+
+CLIPS = {
+    "clip_per_example": clipped_at,
+    "clipped_grad": lambda bound, divisor: sums(
+        l2_clip_norm=bound, normalize_by=divisor
+    ),
+    "as_clipped_sum": lambda bound, divisor: dpadambc.as_clipped_sum(
+        looked_at(), l2_clip_norm=bound, normalize_by=divisor
+    ),
+}
+
+
+@pytest.mark.parametrize("clipped", CLIPS.values(), ids=CLIPS)
+@pytest.mark.parametrize("kind", [jnp.float32, np.float32, np.array])
+def test_numbers_that_are_arrays_are_read(clipped, kind):
+    found = clipped(kind(C), kind(B))["b"]
+    assert (found.l2_clip_norm, found.normalize_by) == (C, B)
+    assert once(NOISE, clipped(kind(C), kind(B)))["b"].shape == (3,)
+    for name, numbers in {"l2": (2 * C, B), "normalize": (C, B / 2)}.items():
+        with pytest.raises(ValueError, match=name):
+            once(NOISE, clipped(*map(kind, numbers)))
+
+
+def test_what_numbers_that_pass_unread_did():
+    """Negative control: at ten times the clip norm one example moves ten times C."""
+    moved = distance(*(looked_at(x, l2_clip_norm=10 * C) for x in (100 * X, X[:0])))
+    one = distance(looked_at(100 * X[:1], l2_clip_norm=10 * C), looked_at(X[:0]))
+    assert moved > 0 and one > 9.9 * C
+
+
+# Padding that the clip was not told of.
+
+
 @jit_or_not
-def test_a_bound_that_is_injected_is_unknown_where_it_is_traced(wrap, bound):
-    clip = optax.inject_hyperparams(dpadambc.clip_per_example)(bound, normalize_by=B)
+def test_a_sum_that_saw_no_mask_is_refused_where_batches_are_padded(wrap):
+    clip = dpadambc.clip_per_example(C, normalize_by=B)
+    chain = optax.chain(clip, NOISE)
 
-    def step(x):
-        grads = dpadambc.per_example_grad(loss)(PARAMS, x)
-        return clip.update(grads, clip.init(PARAMS), PARAMS)[0]
+    def step(noise, **masks):
+        return wrap(lambda x: once(noise, clipped_by(clip, x, **masks)))(X)
 
-    found = wrap(step)(X)
-    assert found["b"].l2_clip_norm is None
-    assert once(NOISE, found)["b"].shape == (3,)
-    assert_same(once(SILENT, found))
+    with pytest.raises(ValueError, match="is_padding_example"):
+        step(NOISE)
+    given = dpadambc.per_example_grad(loss)(PARAMS, X, **MASK)
+    for passes in (
+        lambda: step(NOISE, **MASK),
+        lambda: step(NOISES["independent"](1.0)),
+        lambda: step(dpadambc.add_dp_noise(mechanism(sampling_prob=1.0), key=KEY)),
+        lambda: wrap(functools.partial(once, chain))(given),
+    ):
+        assert passes()["b"].shape == (3,)
+
+
+@pytest.mark.parametrize("name", ["correlated", "banded"])
+def test_correlated_noise_of_a_mechanism_asks_for_numbers_and_mask(name):
+    made, padded = PADDED[name]
+    noise = made.add_noise(key=KEY)
+    assert padded and once(noise, total())["b"].shape == (3,)
+    clip = dpadambc.clip_per_example(C, normalize_by=B)
+    for wrong in (sums(l2_clip_norm=2 * C), clipped_by(clip, X)):
+        with pytest.raises(ValueError, match="l2_clip_norm|is_padding_example"):
+            once(noise, wrong)
+
+
+def test_sums_are_masked_if_all_their_parts_are():
+    masked, other = (
+        total()["b"],
+        dpadambc.clipped_grad(loss, l2_clip_norm=C, normalize_by=B)(PARAMS, X)["b"],
+    )
+    assert masked.is_masked and not other.is_masked
+    assert masked.plus(masked).is_masked
+    for added in (masked.plus(other), other.plus(masked), other.plus(other)):
+        assert not added.is_masked
+    assert_same(masked.plus(other).value, 2 * masked.value)
+    rows = lambda x: sum_over_devices(sums(x))
+    assert on_devices(rows)["b"].is_masked
 
 
 @jit_or_not
@@ -553,9 +649,9 @@ def test_arrays_are_vouched_for(wrap):
         return once(noise, dpadambc.as_clipped_sum(arrays, **numbers))
 
     assert_same(wrap(step)(looked_at()))
-    with pytest.raises(ValueError, match="l2_clip_norm"):
-        step(looked_at(), 2.0)
-    assert_same(jax.jit(step)(looked_at(), 2.0))  # which is traced
+    for call in (step, jax.jit(step)):  # where it is traced
+        with pytest.raises(ValueError, match="l2_clip_norm"):
+            call(looked_at(), 2.0)
 
 
 def test_what_is_no_array_is_not_vouched_for():

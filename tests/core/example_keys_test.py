@@ -45,7 +45,8 @@ def test_draws_of_an_example_are_its_own_with_any_kind_of_key(impl):
     grad_fn = dpadambc.per_example_grad(loss_fn, prng_argnum=2)
     key = jax.random.key(1, impl=impl)
     grads = lambda x: np.asarray(grad_fn(jnp.ones(3), x, key).materialize())
-    np.testing.assert_array_equal(grads(X)[1:], grads(X[1:]))
+    # Programs of two batch sizes may round a normal otherwise.
+    np.testing.assert_allclose(grads(X)[1:], grads(X[1:]), rtol=1e-6)
     other = grad_fn(jnp.ones(3), X, jax.random.key(2, impl=impl)).materialize()
     assert not np.isclose(grads(X), other).any()
 

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpadambc
 from dpadambc import audit, training
-from dpadambc.core import modules
+from dpadambc.core import identity, modules
 from tests import common
 
 pytestmark = pytest.mark.guarantee
@@ -81,14 +81,21 @@ def fit(loss_fn, params, data=(X,), **options):
     )
 
 
+def total(params, x):
+    """A loss of any tree, in which every number has a gradient."""
+    return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(params)) * x[0]
+
+
 def moved(before, after):
     before, after = pure(before), pure(after)
     assert before.keys() == after.keys()
     return {name for name, x in before.items() if not np.array_equal(x, after[name])}
 
 
-@pytest.mark.parametrize("method", ["factored", "vmap"])
-@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit], ids=["", "jit"])
+@pytest.mark.parametrize("method", ["factored", common.slow("vmap")])
+@pytest.mark.parametrize(
+    "wrap", [common.slow(lambda f: f, id="by hand"), pytest.param(nnx.jit, id="jit")]
+)
 def test_the_gradient_is_that_of_flax(method, wrap):
     model = net()
     model.eval()
@@ -115,7 +122,7 @@ def test_what_is_not_trained_counts_in_no_norm():
     assert np.all(norms(wrt=several) > 1.01 * norms())
 
 
-@pytest.mark.parametrize("microbatch_size", [None, 7])
+@pytest.mark.parametrize("microbatch_size", [common.slow(None), 7])
 def test_clipped_grad_of_a_module(microbatch_size):
     options = dict(l2_clip_norm=1.0, normalize_by=1.0, microbatch_size=microbatch_size)
     model = net()
@@ -136,7 +143,7 @@ def test_clipped_grad_of_a_module(microbatch_size):
         np.testing.assert_allclose(x, expected[name], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 2])
+@pytest.mark.parametrize("steps_per_call", [1, common.slow(2)])
 def test_fit_trains_the_parameters_alone(steps_per_call):
     model = net()
     before = pure(model)
@@ -167,11 +174,18 @@ def test_fit_of_a_module_is_fit_of_its_parameters():
 @pytest.mark.parametrize(
     "wrt, names",
     [
-        (nnx.BatchStat, {"norm/mean", "norm/var"}),
-        ((Scale, nnx.PathContains("out")), {"scale", "out/bias", "out/kernel"}),
-        (nnx.All(nnx.Param, nnx.PathContains("norm")), {"norm/scale", "norm/bias"}),
+        common.slow(nnx.BatchStat, {"norm/mean", "norm/var"}, id="type"),
+        pytest.param(
+            (Scale, nnx.PathContains("out")),
+            {"scale", "out/bias", "out/kernel"},
+            id="several",
+        ),
+        common.slow(
+            nnx.All(nnx.Param, nnx.PathContains("norm")),
+            {"norm/scale", "norm/bias"},
+            id="path",
+        ),
     ],
-    ids=["type", "several", "path"],
 )
 def test_wrt_chooses_others(wrt, names):
     optimizer = optax.adam(0.1)
@@ -190,11 +204,11 @@ def test_wrt_chooses_others(wrt, names):
 
 
 def test_runs_that_train_other_variables_draw_other_batches():
-    words = lambda **options: np.asarray(
-        jax.random.key_data(fit(square, net(), **options).state.sampling_key)
+    words = lambda wrt: np.asarray(
+        jax.random.key_data(fit(square, net(), wrt=wrt).state.sampling_key)
     ).tolist()
-    assert words(wrt=nnx.Param) == words(wrt=nnx.Param)
-    assert words(wrt=nnx.Param) != words(wrt=nnx.BatchStat)
+    one, again, other = map(words, (nnx.Param, nnx.Param, nnx.BatchStat))
+    assert one == again != other
 
 
 def test_a_state_or_a_variable_is_split_as_a_module_is():
@@ -224,24 +238,27 @@ def test_modules_within_a_tree_beside_arrays():
     assert got == jax.tree.structure(expected)
 
 
-@pytest.mark.parametrize(
-    "params, loss",
-    [
-        (nnx.Linear(4, 1, rngs=nnx.Rngs(0)), lambda m, x: m(x)[0] ** 2),
-        (nnx.Param(jnp.ones(4)), lambda p, x: (p[...] @ x) ** 2),
-        (nnx.state(nnx.Linear(4, 1, rngs=nnx.Rngs(0))), None),
-        (nnx.as_pure(nnx.state(nnx.Linear(4, 1, rngs=nnx.Rngs(0)))), None),
-        (nnx.to_pure_dict(nnx.state(nnx.Linear(4, 1, rngs=nnx.Rngs(0)))), None),
-        (nnx.state(nnx.LoRALinear(4, 1, lora_rank=1, rngs=nnx.Rngs(0))), None),
-    ],
-    ids=["linear", "param", "state", "pure state", "dictionary", "adapters"],
-)
-def test_near_misses_are_trained_whole(params, loss):
-    total = lambda p, x: (
-        sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(p)) * x[0]
-    )
-    result = fit(loss or total, params)
-    assert moved(params, result.params) == pure(params).keys()
+LINEAR = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
+WHOLE = {
+    "linear": LINEAR,
+    "param": nnx.Param(jnp.ones(4)),
+    "state": nnx.state(LINEAR),
+    "pure state": nnx.as_pure(nnx.state(LINEAR)),
+    "dictionary": nnx.to_pure_dict(nnx.state(LINEAR)),
+    "adapters": nnx.state(nnx.LoRALinear(4, 1, lora_rank=1, rngs=nnx.Rngs(0))),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_near_misses_are_split_off_whole(name):
+    trained, _ = modules.split(WHOLE[name])
+    assert pure(trained).keys() == pure(WHOLE[name]).keys()
+
+
+@pytest.mark.parametrize("name", common.rest_slow(WHOLE, quick=1))
+def test_near_misses_are_trained_whole(name):
+    params = WHOLE[name]
+    assert moved(params, fit(total, params).params) == pure(params).keys()
 
 
 def test_the_optimizer_of_flax_takes_the_gradient():
@@ -292,7 +309,7 @@ def test_a_variable_in_two_places_would_come_apart_in_a_run():
     fit(lambda state, x: square(nnx.merge(graph, state), x), state)
 
 
-def test_checkpoints_releases_and_searches_of_a_module(tmp_path):
+def test_checkpoints_and_releases_of_a_module(tmp_path):
     run = lambda: fit(square, net(), checkpoints=training.Checkpoints(tmp_path / "run"))
     first, again = run(), run()
     assert again.resumed_from == 4 and not moved(first.params, again.params)
@@ -300,6 +317,10 @@ def test_checkpoints_releases_and_searches_of_a_module(tmp_path):
     release = training.load_release(tmp_path / "model.npz", like=net())
     assert isinstance(release.params, Net) and not moved(release.params, first.params)
     assert fit(square, release).spent.runs[:1] == first.spent.runs
+
+
+@pytest.mark.slow
+def test_a_search_over_runs_of_a_module():
     model = net()
     model.eval()
     found = training.search(
@@ -424,8 +445,10 @@ def test_the_way_out_that_the_message_names():
     ids=["params alone", "arrays", "own names", "no params", "ordered"],
 )
 def test_trees_that_are_no_variables_of_linen_are_trained(params):
-    total = lambda p, x: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(p)) * x[0]
-    assert moved(params, fit(total, params).params) == pure(params).keys()
+    step = training.Step(total, MECHANISM, optax.sgd(1.0))
+    assert identity.traced_programs(step, params, None, (X,))
+    trained, _ = modules.split(params)
+    assert pure(trained).keys() == pure(params).keys()
 
 
 def test_split_and_merge_are_inverse():
@@ -437,7 +460,7 @@ def test_split_and_merge_are_inverse():
         assert same == jax.tree.structure(tree)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("kind", [AxisType.Auto, common.slow(AxisType.Explicit)])
 def test_a_module_that_is_split_over_devices(kind):
     mechanism = common.poisson_gaussian(
         noise_multiplier=0.0, sampling_prob=1.0, iterations=2, normalize_by=60.0

@@ -71,7 +71,8 @@ def test_steps_by_themselves_jitted_and_scanned_draw_the_same():
     _, jitted = jax.jit(step)(noise.init(zeros), None)
     _, alone = step(noise.init(zeros), None)
     first = jax.tree.map(lambda x: x[0], scanned)
-    chex.assert_trees_all_equal(jitted, first, alone)
+    for other in (jitted, first):  # three programs, which may round a normal otherwise
+        chex.assert_trees_all_close(other, alone, rtol=1e-6, atol=1e-6)
 
 
 def test_vmap_over_keys_draws_what_each_key_draws():
@@ -84,7 +85,8 @@ def test_vmap_over_keys_draws_what_each_key_draws():
 
     keys = jax.random.split(jax.random.key(0), 5)
     together = jax.vmap(first_noise)(keys)
-    np.testing.assert_array_equal(together, jnp.stack([first_noise(k) for k in keys]))
+    alone = jnp.stack([first_noise(k) for k in keys])
+    np.testing.assert_allclose(together, alone, rtol=1e-6, atol=1e-6)  # two programs
     assert len(np.unique(together)) == together.size
 
 

@@ -174,7 +174,7 @@ def test_noise_whose_key_stands_still_is_seen(monkeypatch):
 
         return optax.GradientTransformation(noise.init, update)
 
-    monkeypatch.setattr(dpadambc.core.privatize, "add_dp_noise", still)
+    monkeypatch.setattr(dpadambc.core.mechanism, "add_dp_noise", still)
     assert reuses(traced(fit))
 
 

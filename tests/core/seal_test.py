@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from tests.attacks import (
@@ -24,6 +25,7 @@ from tests.attacks import (
     clipped,
     distance,
     gradients,
+    mesh_of,
 )
 
 pytestmark = pytest.mark.guarantee
@@ -107,6 +109,58 @@ def test_a1_other_rows_for_another_parameter_are_an_error():
     assert all(np.isnan(x).all() for x in clipped(mixed, params).values())
     both = jax.tree.map(lambda g: g[::-1], grads)
     assert np.isfinite(clipped(both, params)["w"]).all()
+
+
+TAKEN_TWICE = {
+    "one row alone": np.zeros(BATCH, int),
+    "the first row, with a copy": np.arange(BATCH) - (np.arange(BATCH) == 1),
+    "more rows than there were": np.arange(2 * BATCH) % BATCH,
+    "the last row, extended": np.minimum(np.arange(BATCH + 1), BATCH - 1),
+}
+TAKEN_ONCE = {
+    "a slice": np.arange(3, 10),
+    "every other row": np.arange(0, BATCH, 2),
+    "a mask": np.flatnonzero(np.asarray(X[:, 0] > 0)),
+    "one row": np.array([BATCH - 1]),
+    "none": np.arange(0),
+    "an order": RNG.permutation(BATCH),
+    "some, in an order": RNG.permutation(BATCH)[:9],
+}
+jit_or_not = pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["", "jit"])
+
+
+@pytest.mark.parametrize("rows", TAKEN_TWICE.values(), ids=TAKEN_TWICE)
+@jit_or_not
+def test_rows_that_are_taken_twice_give_nan(wrap, rows):
+    """Such an example would be in the sum twice, under the noise for one."""
+    of_rows = wrap(lambda grads: clipped(jax.tree.map(lambda g: g[rows], grads)))
+    assert np.isnan(of_rows(gradients())).all()
+    inside = wrap(lambda x: clipped(jax.tree.map(lambda g: g[rows], gradients(x))))
+    assert np.isnan(inside(X)).all()
+
+
+@pytest.mark.parametrize("rows", TAKEN_ONCE.values(), ids=TAKEN_ONCE)
+@jit_or_not
+def test_rows_that_are_taken_once_are_the_sum_of_their_examples(wrap, rows):
+    of_rows = wrap(lambda grads: clipped(jax.tree.map(lambda g: g[rows], grads)))
+    expected = clipped(gradients(X[rows]))
+    np.testing.assert_allclose(of_rows(gradients()), expected, atol=1e-5)
+
+
+def test_rows_of_several_devices_are_distinct():
+    mesh = mesh_of(("data",), (2,))
+    split = {"in_specs": P("data"), "out_specs": P("data")}
+    grads = jax.jit(jax.shard_map(gradients, mesh=mesh, **split))(X)
+    np.testing.assert_allclose(clipped(grads), clipped(gradients()), atol=1e-5)
+    twice = jax.tree.map(lambda g: g[np.arange(BATCH) // 2], grads)
+    assert np.isnan(clipped(twice)).all()
+
+
+def test_what_a_row_taken_twice_did():
+    """Negative control: it moves the sum by C as often as it is in it."""
+    row = np.zeros(BATCH, int)
+    repeated = dpadambc.materialize(gradients(100 * X))[row]
+    assert distance(clipped(dpadambc.as_per_example(repeated)), PARAMS) > 63 * C
 
 
 def test_a1_a_broken_seal_is_told_from_a_whole_one():

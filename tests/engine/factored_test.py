@@ -24,11 +24,13 @@ from dpadambc.engine import (
     isolation,
     lookup,
     product,
+    rounding,
     rules,
     transform,
     view,
     weighted,
 )
+from dpadambc.engine.interface import Norm
 from tests import common
 from tests.engine import factored_models as models
 
@@ -422,10 +424,10 @@ def test_embeddings_of_any_size(v, t, d, distinct):
 def norm_without_pairs(grad, *_):
     """Of a product: the squared norms of its parts, as if they were orthogonal."""
     (a, _), (g, _) = (
-        grad._matrix(grad.a, grad.a_axes),
-        grad._matrix(grad.g, grad.g_axes),
+        grad.matrix(grad.a, grad.a_axes),
+        grad.matrix(grad.g, grad.g_axes),
     )
-    return jnp.sum((a**2).sum(2) * (g**2).sum(2))
+    return Norm(jnp.sum((a**2).sum(2) * (g**2).sum(2)), 0.0, 0.0)
 
 
 def interleaved_groups(grad, x, dtype=None):
@@ -452,26 +454,26 @@ MUTANTS = {
     "gram matrices without what is off the diagonal": (
         "mlp of few vectors",
         product.Product,
-        "squared_norm",
+        "norm",
         norm_without_pairs,
     ),
     "gram matrices without what is off the diagonal, scan": (
         "lstm",
         product.Product,
-        "squared_norm",
+        "norm",
         norm_without_pairs,
     ),
     "repeated ids as if distinct": (
         "embedding of repeated ids",
         lookup.Lookup,
-        "squared_norm",
-        lambda grad, *_: jnp.sum(grad.g**2),
+        "norm",
+        lambda grad, *_: Norm(jnp.sum(grad.g**2), 0.0, 0.0),
     ),
     "repeated ids as if distinct, longer than wide": (
         "embedding longer than wide",
         lookup.Lookup,
-        "squared_norm",
-        lambda grad, *_: jnp.sum(grad.g**2),
+        "norm",
+        lambda grad, *_: Norm(jnp.sum(grad.g**2), 0.0, 0.0),
     ),
     "taps in reverse": (
         "conv",
@@ -482,14 +484,14 @@ MUTANTS = {
     "groups interleaved": (
         "groups",
         convolution.Convolution,
-        "_grouped",
+        "grouped",
         interleaved_groups,
     ),
     "a sum without cross terms": (
         "tied head",
         forms.Sum,
-        "squared_norm",
-        lambda grad, *_: sum(x.squared_norm() for x in grad.parts),
+        "norm",
+        lambda grad, *_: Norm.of_all([x.norm(rounding.FULL) for x in grad.parts]),
     ),
     "cross terms counted twice": (
         "tied head",

@@ -5,8 +5,6 @@ import functools
 import itertools
 import re
 
-import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,12 +83,6 @@ UNITS = {
 }
 
 
-def trusting(units):
-    """The same products, and a clip that takes them for exact."""
-    unit = dataclasses.replace(units.wide, in_norm=0.0, in_sum=0.0)
-    return rounding.Units(unit, unit)
-
-
 @pytest.fixture
 def use(monkeypatch):
     """Lets the clip multiply by some units, whatever the device."""
@@ -159,102 +151,6 @@ def products(count, rows, inputs, outputs, seed, family):
 
 
 FAMILIES = ("any", "cancel", "low parts", "dominant", "alike", "one way")
-
-
-@pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
-@pytest.mark.parametrize("rows", [1, 2, 8])
-def test_no_contribution_is_longer_than_the_clip_norm(units, rows, use):
-    use(units)
-    for family in FAMILIES:
-        a, g = products(256, rows, 48, 56, rows, family)
-        found = norms(product, kernel((48, 56)), a, g)
-        assert found.max() <= C, family
-        if family == "any":
-            assert found.max() > 0.96 * C
-
-
-@pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
-@pytest.mark.parametrize("of_term", [0.0, 0.5, 1.0])
-def test_no_contribution_beside_a_shared_array_is_longer(units, of_term, use):
-    use(units)
-    for family in ("any", "cancel", "one way"):
-        a, g = products(64, 8, 48, 56, 1, family)
-        w = -of_term * jnp.einsum("ti,tj->ij", a[0], g[0])
-        penalized = lambda p, a, g, w=w: product(p, a, g) + jnp.sum(p * w)
-        found = norms(penalized, kernel((48, 56)), a, g)
-        assert found.max() <= C, family
-        if family == "any":
-            assert found.max() > 0.9 * C
-
-
-@pytest.mark.parametrize("name", ["tf32 to nearest", "tf32 truncated", "bf16"])
-def test_a_clip_that_takes_products_for_exact_is_caught(name, use):
-    use(trusting(UNITS[name]))
-    found = [
-        norms(product, kernel((48, 56)), *products(256, 8, 48, 56, 0, family)).max()
-        for family in FAMILIES
-    ]
-    assert max(found) > C * (1 + 1e-4)
-
-
-@pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
-@pytest.mark.parametrize("of_a", [1e-14, 1e-12, 1e12, 1e14])
-def test_factors_whose_squares_have_no_square_are_clipped_too(units, of_a, use):
-    use(units)
-    several = jnp.linspace(of_a, 2 * of_a, 256)[:, None, None]
-    a, g = several * jnp.ones((256, 4, 48)), jnp.full((256, 4, 56), 1 / of_a)
-    for left, right in ((a, g), (g, a)):
-        found = norms(product, kernel((left.shape[2], right.shape[2])), left, right)
-        assert found.max() <= C
-
-
-def climb(loss_fn, params, batch, rounds, seed=0):
-    """The longest contribution found by changing entries of the worst examples."""
-    rng = np.random.default_rng(seed)
-    found = norms(loss_fn, params, *batch)
-    for _ in range(rounds):
-        best = np.argsort(found)[-len(found) // 8 :]
-        parents = rng.choice(best, size=len(found))
-        children = []
-        for x in batch:
-            x = np.asarray(x)[parents]
-            some = rng.random(x.shape) < rng.choice([0.02, 0.2])
-            step = 1 + rng.normal(size=x.shape) * 2.0 ** -rng.integers(1, 13)
-            children.append(np.where(some, x * step, x).astype(np.float32))
-        of_children = norms(loss_fn, params, *children)
-        better = np.flatnonzero(of_children > found)
-        batch = [np.array(x) for x in batch]
-        for x, y in zip(batch, children, strict=True):
-            x[better] = y[better]
-        found[better] = of_children[better]
-    return found.max()
-
-
-@pytest.mark.parametrize("name", ["tf32, one side truncated", "bf16"])
-@pytest.mark.parametrize("family", ["cancel", "any"])
-def test_a_search_finds_no_contribution_that_is_longer(name, family, use):
-    batch = products(256, 4, 12, 12, 1, family)
-    use(trusting(UNITS[name]))
-    caught = climb(product, kernel((12, 12)), batch, 10)
-    use(UNITS[name])
-    found = climb(product, kernel((12, 12)), batch, 40)
-    assert found <= C < caught
-
-
-@hypothesis.settings(max_examples=15, deadline=None)
-@hypothesis.given(
-    rows=st.sampled_from([1, 3, 64]),
-    shape=st.sampled_from([(48, 56), (130, 70)]),
-    family=st.sampled_from(FAMILIES),
-    seed=st.integers(0, 2**20),
-    name=st.sampled_from([*UNITS]),
-)
-def test_whatever_is_multiplied(rows, shape, family, seed, name):
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        run = lambda fun, _, *operands: fun(UNITS[name], *operands)
-        monkeypatch.setattr(rounding, "on_device", run)
-        a, g = products(32, rows, *shape, seed, family)
-        assert norms(product, kernel(shape), a, g).max() <= C
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
@@ -337,16 +233,6 @@ FORMS = {
 }
 
 
-def test_a_model_of_bfloat16_has_its_factors_rounded_once_more(use):
-    use(UNITS["bf16"])
-    for family in FAMILIES:
-        a, g = (x.astype(jnp.bfloat16) for x in products(256, 8, 48, 56, 0, family))
-        params = kernel((48, 56)).astype(jnp.bfloat16)
-        assert norms(product, params, a, g).max() <= C
-    use(trusting(UNITS["bf16"]))
-    assert norms(product, params, a, g).max() > C
-
-
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
 def test_the_sum_is_the_clipped_one_but_for_what_is_rounded(form, units, monkeypatch):
@@ -387,15 +273,6 @@ def test_what_is_formed_is_summed_side_by_side(dtype, monkeypatch):
     assert optax.tree.norm(found) > 1
     distance = optax.tree.norm(optax.tree.sub(found, exact))
     assert distance < 0.02 * optax.tree.norm(exact)
-
-
-@pytest.mark.parametrize("name", [x for x in FORMS if x != "formed"])
-def test_every_form_is_caught_if_it_trusts_its_products(name, use):
-    loss_fn, shape, *batch = FORMS[name]
-    coarse = Emulated(TF32.algorithm, jnp.float32, bits=4)
-    use(rounding.Units(coarse, coarse))
-    found = norms(loss_fn, jnp.zeros(shape), *batch)
-    assert found.max() > C
 
 
 @pytest.mark.parametrize("unit", [TF32, BF16])
@@ -493,7 +370,7 @@ def test_a_processor_multiplies_in_full():
     assert set(found) == {"HIGHEST", "DEFAULT"}
 
 
-@pytest.mark.parametrize("choice", rounding._CHOICES)
+@pytest.mark.parametrize("choice", rounding.CHOICES)
 def test_one_argument_chooses_the_precision(choice):
     args = network_arguments(jnp.float32)
     clipped = dpadambc.clipped_grad(
@@ -504,7 +381,7 @@ def test_one_argument_chooses_the_precision(choice):
     with jax.default_matmul_precision("highest"):
         clipped = dpadambc.clipped_grad(network, l2_clip_norm=C, normalize_by=1)
         assert set(products_of(fun, *args, platform="cuda")) == {"HIGHEST"}
-    if rounding._CHOICES[choice] is rounding.FULL:
+    if rounding.CHOICES[choice] is rounding.FULL:
         assert set(found) == {"HIGHEST", "DEFAULT"}
     else:
         kind = choice.name.lower().split("_")[0]

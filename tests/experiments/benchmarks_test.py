@@ -24,6 +24,7 @@ from benchmarks.methods import tasks
 from benchmarks.speed import compile as speed_compile
 from benchmarks.speed import contenders, given_away, gpu, largest, models, padding, plot
 from benchmarks.speed import run as speed_run
+from benchmarks.speed import sizes as speed_sizes
 from benchmarks.speed import table as speed_table
 from benchmarks.training import overhead, saving, scaling
 from benchmarks.training import run as training_run
@@ -233,6 +234,7 @@ SMALL_PROBLEMS = {
     "cnn5": lambda: models.cnn5(2, channels=(2, 3, 4, 5, 3), side=16),
     "resnet18": lambda: models.resnet18(3, widths=(8, 16), side=8, classes=3),
     "unet": lambda: models.unet(3, widths=(8, 16), side=8),
+    "mixer": lambda: models.mixer(3, width=8, layers=1, side=8, classes=3),
     "gcn": lambda: models.gcn(6, rows=3, features=5, latent=4, classes=3),
     "lstm": lambda: models.lstm(3, hidden=4, layers=2, length=5, inputs=3, classes=2),
 }
@@ -259,10 +261,52 @@ def test_the_models_that_are_timed_have_one_loss_written_in_two_ways(name):
 def test_the_models_that_are_timed_have_the_published_numbers_of_parameters():
     assert models.cnn5(1).num_params == 411_466
     assert models.gcn(1).num_params == 173_695
+    assert round(models.mixer(1).num_params / 1e6, 1) == 4.4
     assert models.resnet18(1).num_params == 11_173_962
     assert round(models.unet(1).num_params / 1e6, 1) == 2.3
     assert round(models.decoder(1).num_params / 1e6, 1) == 13.7
     assert round(models.encoder(1, length=64).num_params / 1e6, 1) == 22.7
+
+
+class OfZeros:
+    """Draws zeros, which take no time and no memory."""
+
+    def normal(self, *, size, **_):
+        return np.broadcast_to(np.float32(0), size)
+
+    def uniform(self, *, size):
+        return np.broadcast_to(np.float32(0), size)
+
+    def integers(self, *_, size):
+        return np.broadcast_to(np.int32(0), size)
+
+
+@written_by_users
+@pytest.mark.parametrize("of_gpu", [False, True])
+@pytest.mark.parametrize("name", speed_sizes.by_name())
+def test_every_model_that_can_be_chosen_is_a_program(name, of_gpu, monkeypatch):
+    monkeypatch.setattr(np.random, "default_rng", lambda seed: OfZeros())
+
+    def loss():
+        problem = speed_sizes.by_name(of_gpu)[name]()
+        return problem.batch_loss(problem.params, *problem.arguments)
+
+    assert jax.eval_shape(loss).shape == ()
+
+
+@pytest.mark.parametrize("name", ["transformer-16", "gcn"])
+@pytest.mark.parametrize("options", [[], ["--gpu-sizes"]])
+def test_a_model_is_timed_by_its_name(name, options, monkeypatch, tmp_path):
+    built = []
+    chosen = lambda of_gpu: {name: lambda: built.append(of_gpu)}
+    output = str(tmp_path / "results.json")
+    monkeypatch.setattr(speed_run.sizes, "by_name", lambda of_gpu=False: chosen(of_gpu))
+    monkeypatch.setattr(speed_run, "measure_model", lambda *_: {"gradients": {}})
+    monkeypatch.setattr(speed_run.table, "render", lambda results: "")
+    command = ["run", "--models", name, "--output", output, *options]
+    monkeypatch.setattr(speed_run.sys, "argv", command)
+    speed_run.main()
+    assert built == [bool(options)]
 
 
 @written_by_users
@@ -288,7 +332,7 @@ def test_only_the_decoder_is_timed_in_microbatches(name):
 
 
 # The others are made of the same layers.
-SOME = {"mlp", "gcn", "cnn5", "lstm", "transformer", "resnet18"}
+SOME = {"mlp", "gcn", "cnn5", "lstm", "transformer", "resnet18", "mixer"}
 
 
 @written_by_users

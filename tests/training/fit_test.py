@@ -14,8 +14,8 @@ import rich.console
 import dpadambc
 from dpadambc import accounting, contrib, graphs, training
 from dpadambc.core import fit as core_fit
+from dpadambc.training import microbatches, statement
 from dpadambc.training import progress as bars
-from dpadambc.training import statement
 from tests import common
 
 X = np.ones((200, 2), np.float32)
@@ -46,7 +46,7 @@ def test_a_run_says_one_line_before_it_compiles(capsys, monkeypatch):
         assert not captured.out
         raise MemoryError
 
-    monkeypatch.setattr(core_fit, "with_microbatches", compiles)
+    monkeypatch.setattr(microbatches, "with_microbatches", compiles)
     with pytest.raises(MemoryError):
         fit()
 
@@ -183,12 +183,14 @@ def test_a_statement_of_another_mechanism_is_of_it():
     assert "replaced by another (REPLACE_ONE)" in text and "batch_size 9" in text
     assert statement.ASSUMPTIONS["dpadambc.FixedSizeGaussian"] in text
     moving = of(contrib.QuantileClipping(MECHANISM))
-    assert "dpadambc.QuantileClipping" in moving and "sampling_prob 0.25" in moving
+    assert (
+        "dpadambc.contrib.QuantileClipping" in moving and "sampling_prob 0.25" in moving
+    )
     assert statement.ASSUMPTIONS["dpadambc.PoissonGaussian"] in moving
     banded = contrib.BandedGaussian(
         strategy_coefficients=(1.0, 0.5), sampling_prob=0.1, **numbers
     )
-    assert "batches are drawn by dpadambc.BandedGaussian" in of(banded)
+    assert "batches are drawn by dpadambc.contrib.BandedGaussian" in of(banded)
     node = graphs.NodePoissonGaussian(max_terms=2, sampling_prob=0.1, **numbers)
     assert "one node of the graph" in of(node)
     silent = dataclasses.replace(MECHANISM, noise_multiplier=0.0)

@@ -24,7 +24,7 @@ def test_views_of_an_example_count_as_one_example():
     norm = lambda g: float(jnp.linalg.norm(dpadambc.materialize(g)))
     with_key_last = lambda w, x, y, key: loss(w, x, y, key=key)
     one = (X[:1], Y[:1], jax.random.key(0))
-    assert norm(of(with_key_last, prng_argnum=3)(jnp.ones(3), *one)) <= 1.0
+    assert norm(of(with_key_last, prng_argnum=3)(jnp.ones(3), *one)) <= 1 + 1e-6
     keys = jax.random.split(jax.random.key(1), views)
     rows = jax.vmap(lambda key: shift(key, X[0], Y[0]))(keys)
     assert norm(of(loss_fn)(jnp.ones(3), *rows)) > 2.0

@@ -12,8 +12,8 @@ import pytest
 
 import dpadambc
 from dpadambc import training
-from dpadambc.core import fit as core_fit
-from dpadambc.core import memory
+from dpadambc.clipping import memory
+from dpadambc.training import microbatches
 from tests import common
 
 WIDTH, LENGTH, EXAMPLES = 64, 64, 96
@@ -61,14 +61,14 @@ def state_memory(monkeypatch):
 @pytest.fixture
 def sizes(monkeypatch):
     """The sizes of the microbatches of the runs, as they are planned."""
-    found, planned = [], core_fit.with_microbatches
+    found, planned = [], microbatches.with_microbatches
 
     def recorded(*args):
         step = planned(*args)
         found.append(step.microbatch_size)
         return step
 
-    monkeypatch.setattr(core_fit, "with_microbatches", recorded)
+    monkeypatch.setattr(microbatches, "with_microbatches", recorded)
     return found
 
 

@@ -1,6 +1,8 @@
 """What is published of a run, and the file that says how private it is."""
 
 import json
+import subprocess
+import sys
 
 import chex
 import equinox as eqx
@@ -11,7 +13,8 @@ import optax
 import pytest
 from flax import nnx
 
-from dpadambc import training
+import dpadambc
+from dpadambc import accounting, contrib, training
 from tests import common
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(100, 3)), jnp.float32)
@@ -160,3 +163,43 @@ def test_a_release_has_no_name_but_that_of_its_runs(tmp_path):
     assert all(len(name) == 16 for name in names)
     again = training.save_release(tmp_path / "x", runs[0])
     assert again["spent"] == files[0]["spent"]
+
+
+NUMBERS = dict(l2_clip_norm=1.0, noise_multiplier=0.5, iterations=3, normalize_by=25)
+OF_CONTRIB = [
+    contrib.BandedGaussian(
+        strategy_coefficients=(1.0, 0.5), sampling_prob=0.1, **NUMBERS
+    ),
+    contrib.CorrelatedGaussian(
+        noising_coefficients=(1.0, -0.5), batches_per_epoch=4, **NUMBERS
+    ),
+    contrib.QuantileClipping(common.poisson_gaussian(**NUMBERS)),
+    contrib.SlackClipping(common.poisson_gaussian(**NUMBERS)),
+]
+FRESH = """
+import json, sys
+from dpadambc import accounting, training
+assert "dpadambc.contrib" not in sys.modules
+releases = [training.load_release(path, like=0.0) for path in sys.argv[1:]]
+print(json.dumps([accounting.spending_to_json(x.spent) for x in releases]))
+"""
+
+
+def test_a_fresh_process_knows_the_mechanisms_of_contrib(tmp_path):
+    public = {x for x in vars(contrib).values() if isinstance(x, type)}
+    assert {x for x in public if issubclass(x, dpadambc.Mechanism)} == {
+        *map(type, OF_CONTRIB)
+    }
+    of_poisson, paths, expected = fit(0.0, lambda w, x: w * x[0]), [], []
+    for mechanism in OF_CONTRIB:
+        spent = accounting.compose([mechanism])
+        paths.append(str(tmp_path / f"{type(mechanism).__name__}.npz"))
+        expected.append(accounting.spending_to_json(spent))
+        result = of_poisson._replace(mechanism=mechanism, spent=spent)
+        about = training.save_release(paths[-1], result)
+        assert about["mechanism"] == f"dpadambc.contrib.{type(mechanism).__name__}"
+    found = subprocess.run(
+        [sys.executable, "-c", FRESH, *paths], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout) == expected

@@ -21,7 +21,6 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import training
-from dpadambc.core import data as core_data
 from dpadambc.core import mesh as engine_mesh
 from dpadambc.core import programs as core_programs
 from dpadambc.training import checkpoints
@@ -171,14 +170,17 @@ def test_the_noise_is_one_draw_on_any_number_of_devices(split_params):
 def test_data_that_are_split_split_their_batches(kind):
     rows = tuple(column[:200] for column in DATA)
     split = jax.device_put(rows, NamedSharding(mesh_of(8, kind), P("data")))
-    layout = core_data.layout_of(PARAMS, None, split)
+    layout_of = lambda data: engine_mesh.layout_of(
+        PARAMS, data, engine_mesh.shardings_of(data)
+    )
+    layout = layout_of(split)
     assert layout.axes == ("data",) and engine_mesh.num_shards(layout) == 8
     result = fit(data=split)
     assert apart(result, fit(data=rows)) < 1e-5
     assert result.params["w1"].sharding.mesh.size == 8
     # Negative control: of replicated ones nothing is known.
     whole = jax.device_put(rows, NamedSharding(mesh_of(8, kind), P()))
-    assert core_data.layout_of(PARAMS, None, whole).axes == ()
+    assert layout_of(whole).axes == ()
 
 
 def with_dropout(params, x, y, *, key):
@@ -247,8 +249,8 @@ IN_PARTS = optax.multi_transform(
 
 def start_of(optimizer, loss_fn, params, mesh):
     """The step with its layout, and its first state."""
-    data = core_data.Sharded((), NamedSharding(mesh, P("data")))
-    layout = core_data.layout_of(params, None, data)
+    sharding = NamedSharding(mesh, P("data"))
+    layout = engine_mesh.layout_of(params, (), [sharding])
     step = training.Step(loss_fn, MECHANISM, optimizer, layout=layout)
     words = np.asarray(jax.random.key_data(jax.random.key(1)))
     params = engine_mesh.placed(params, layout)

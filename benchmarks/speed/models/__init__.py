@@ -1,6 +1,6 @@
 """The networks to time: each as the loss of one example and as that of a batch."""
 
-from benchmarks.speed.models.images import resnet18, unet
+from benchmarks.speed.models.images import mixer, resnet18, unet
 from benchmarks.speed.models.problem import Problem, check_losses
 from benchmarks.speed.models.small import cnn5, gcn, lstm, mlp
 from benchmarks.speed.models.transformer import decoder, encoder, transformer
@@ -13,6 +13,7 @@ __all__ = [
     "encoder",
     "gcn",
     "lstm",
+    "mixer",
     "mlp",
     "resnet18",
     "transformer",

@@ -1,4 +1,4 @@
-"""Networks of images, normalized over groups of channels: a ResNet and a U-Net."""
+"""Networks of images: a ResNet and a U-Net of convolutions, and an MLP-Mixer."""
 
 from typing import Any
 
@@ -12,6 +12,7 @@ from benchmarks.speed.models.layers import (
     init_dense,
     init_layer_norm,
     integers,
+    layer_norm,
     normal,
 )
 from benchmarks.speed.models.problem import Problem
@@ -191,3 +192,55 @@ def unet(
     times = jnp.asarray(rng.uniform(size=batch_size), jnp.float32)
     batch = normal(rng, *images), times, normal(rng, *images)
     return Problem(f"U-Net, {side}x{side}x3", loss_fn, batch_loss, params, batch)
+
+
+def _init_mixer_block(rng: np.random.Generator, tokens: int, width: int) -> Any:
+    return {
+        "norm_1": init_layer_norm(width),
+        "token_up": init_dense(rng, tokens, 2 * tokens),
+        "token_down": init_dense(rng, 2 * tokens, tokens),
+        "norm_2": init_layer_norm(width),
+        "up": init_dense(rng, width, 4 * width),
+        "down": init_dense(rng, 4 * width, width),
+    }
+
+
+def _mixer_block(block: Any, x: jax.Array) -> jax.Array:
+    """Mixes the patches of each channel, by kernels of transposed activations."""
+    columns = layer_norm(block["norm_1"], x).mT
+    columns = dense(block["token_down"], jax.nn.gelu(dense(block["token_up"], columns)))
+    x = x + columns.mT
+    hidden = jax.nn.gelu(dense(block["up"], layer_norm(block["norm_2"], x)))
+    return x + dense(block["down"], hidden)
+
+
+def mixer(
+    batch_size: int,
+    width: int = 256,
+    layers: int = 8,
+    patch: int = 4,
+    side: int = 32,
+    classes: int = 10,
+) -> Problem:
+    """An MLP-Mixer: dense layers along the patches, and along the channels."""
+    rng = np.random.default_rng(0)
+    rows = side // patch
+    params = {
+        "stem": init_dense(rng, 3 * patch**2, width),
+        "blocks": [_init_mixer_block(rng, rows**2, width) for _ in range(layers)],
+        "norm": init_layer_norm(width),
+        "head": init_dense(rng, width, classes),
+    }
+
+    def loss_fn(params, x, label):
+        x = x.reshape(*x.shape[:-3], rows, patch, rows, patch, 3)
+        x = jnp.swapaxes(x, -4, -3).reshape(*x.shape[:-5], rows**2, 3 * patch**2)
+        x = dense(params["stem"], x)
+        for block in params["blocks"]:
+            x = _mixer_block(block, x)
+        mean = layer_norm(params["norm"], x).mean(axis=-2)
+        return cross_entropy(dense(params["head"], mean), label)
+
+    batch = normal(rng, batch_size, side, side, 3), integers(rng, classes, batch_size)
+    name = f"MLP-Mixer, width {width}, {layers} layers, {rows**2} patches"
+    return Problem(name, loss_fn, loss_fn, params, batch)

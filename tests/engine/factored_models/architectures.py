@@ -300,8 +300,9 @@ ARCHITECTURES = {
         **{"in": (20, 24), "step": (24, 24), "bias": (24,), "skip": (24,)},
         **{"a": (24, 4), "b": (24, 4), "c": (24, 4), "z": (20, 24), "out": (24, 20)},
     ),
+    # Its gradient is that of the standardized kernel times a Jacobian of its entries.
     "weight standardization": w_only(
-        standardized_conv, (3, 3, 8, 12), (2, 2, 8), "convolution: gram + shared"
+        standardized_conv, (3, 3, 8, 12), (2, 2, 8), PLAIN
     ),
     "einsum with a kernel twice": w_only(chained_einsum, (20, 20), (2, 20), "gram"),
     "bilinear einsum": w_only(bilinear, (20, 20), (3, 20), "gram"),

@@ -57,14 +57,14 @@ FALLBACKS = {
     "kernel scaled by a parameter": of_x(
         lambda p, x: score(x @ (p["w"] * p["scale"])),
         (3, 20),
-        {"w": "gram", "scale": PLAIN},
+        {"w": PLAIN, "scale": PLAIN},
         w=(20, 20),
         scale=(),
     ),
     "weight normalization": of_x(
         weight_norm,
         (3, 20),
-        {"w": "gram + shared", "scale": PLAIN},
+        {"w": PLAIN, "scale": PLAIN},
         w=(20, 20),
         scale=(20,),
     ),
@@ -87,7 +87,7 @@ FALLBACKS = {
         lambda w, x: score(x @ w) + 0.1 * jnp.sum(w**2),
         (20, 20),
         (3, 20),
-        "gram + shared",
+        FALLBACK,
     ),
     "raveled parameters": w_only(lambda w, x: 0.0, (), (), PLAIN)._replace(
         loss_fn=raveled,

@@ -32,8 +32,11 @@ def solution(
     allowed = round if is_whole else float
     # To a few percent, and from above: where this is affordable, it is.
     rough_gap = lambda x: gap(allowed(x), tolerance=ROUGHLY)
-    _, factor, end = grid
-    good, bad = bracket(rough_gap, *grid)
+    good, factor, end = grid
+    bad = good * factor
+    while bad != end and rough_gap(bad) <= 0:
+        bad *= factor
+    good = bad / factor
     if bad == end and gap(end) <= 0:
         return end
     near = last_number(rough_gap, math.sqrt(good * bad), good, bad, ROUGHLY / 2)
@@ -44,26 +47,8 @@ def solution(
     return last_number(gap, near, good, bad, ACCURACY)
 
 
-def bracket(
-    gap: Callable[[float], float], start: float, factor: float, end: float
-) -> tuple[float, float]:
-    """Of start, start * factor, ..., end the first whose gap is positive, or the end.
-
-    Returns:
-      The number before it, and it.
-    """
-    bad = start * factor
-    while bad != end and gap(bad) <= 0:
-        bad *= factor
-    return bad / factor, bad
-
-
 def last_number(
-    gap: Callable[[float], float],
-    near: float,
-    good: float,
-    bad: float,
-    accuracy: float,
+    gap: Callable[[float], float], near: float, good: float, bad: float, accuracy: float
 ) -> float:
     """A number where a gap is at most zero, and hardly less, by the secant method.
 

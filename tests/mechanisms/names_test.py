@@ -9,7 +9,7 @@ import pytest
 
 import dpadambc
 from dpadambc import contrib, graphs, training
-from dpadambc.core import names
+from dpadambc.mechanisms import names
 from tests import api_test, common
 
 RETURNED = {"ClippedSum", "GradientStatistics"}  # the library makes them

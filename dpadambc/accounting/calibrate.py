@@ -1,4 +1,4 @@
-"""Where epsilon meets a target, and epochs as the fields of a mechanism.
+"""Finds the number that meets a target epsilon; converts epochs to fields.
 
 The search differs from dp-accounting's `calibrate_dp_mechanism` in its cost: it comes
 from the side where accounting is cheap, on coarse grids first, and takes a few fine
@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
-from dpadambc.core import roots, validate
-from dpadambc.core.names import IN_PLACE
+from dpadambc.accounting import roots
+from dpadambc.core import validate
+from dpadambc.mechanisms.names import IN_PLACE
 
 # A target that epsilon jumps over is refused where it is missed by more than this.
 _MISSED = 1e-3

@@ -1,0 +1,8 @@
+"""The clips of `core`, which say what to do about the frequent wrong names."""
+
+from dpadambc.core import clip
+from dpadambc.core import clipped_grad as _clipped_grad
+from dpadambc.mechanisms.names import explained
+
+clip_per_example = explained(clip.clip_per_example)
+clipped_grad = explained(_clipped_grad.clipped_grad)
