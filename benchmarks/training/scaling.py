@@ -9,9 +9,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from benchmarks.speed import models, timing
 from benchmarks.training import overhead
 from dpadambc import training
-from dpadambc.core import data
-from dpadambc.core.mesh import placed
-from dpadambc.core.step import compiled
+from dpadambc.core.mesh import layout_of, placed
+from dpadambc.core.programs import Programs
 
 
 def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
@@ -28,13 +27,11 @@ def _case(problem: models.Problem, devices: int, split_params: bool) -> Any:
     mechanism: Any = overhead.mechanism_for(problem.batch_size)
     optimizer = overhead.optimizer_for(mechanism)
     batches = NamedSharding(mesh, PartitionSpec("data"))
-    layout = data.layout_of(params, None, data.Sharded((), batches))
+    layout = layout_of(params, None, [batches])
     step = training.Step(problem.loss_fn, mechanism, optimizer, layout=layout)
     words = np.asarray(jax.random.key_data(jax.random.key(1)))
-    start = compiled(step, problem.batch_size).start
-    state = start(
-        placed(params, layout), words, np.zeros(2, np.uint32), impl="threefry2x32"
-    )
+    programs, digest = Programs(step, problem.batch_size), np.zeros(2, np.uint32)
+    state = programs.start(placed(params, layout), words, digest, "threefry2x32")
     whole = problem.batch, np.zeros(problem.batch_size, bool)
     rows = jax.device_put(whole, jax.tree.map(lambda _: batches, whole))
     return step, (state, *rows)
