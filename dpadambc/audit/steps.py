@@ -1,9 +1,11 @@
 """A step of training, traced: its program, and the labels of its outputs."""
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
@@ -41,9 +43,36 @@ def start(init: Init) -> Any:
         raise NotTraceable.because_of("the start", error) from error
 
 
+def _with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
+    """The same program, with its constants changed and those of all inside it."""
+    if isinstance(program, jex.ClosedJaxpr | jex.Jaxpr):
+        eqns = [
+            eqn.replace(
+                params={k: _with_constants(x, change) for k, x in eqn.params.items()}
+            )
+            for eqn in program.eqns
+        ]
+        # The two are one class in later releases of JAX.
+        changed = jaxprs.closed(program).jaxpr.replace(eqns=eqns)
+        consts = getattr(program, "consts", None)
+        if consts is None:
+            return changed
+        return jex.ClosedJaxpr(changed, [*map(change, consts)])
+    if type(program) in (tuple, list):
+        return type(program)(_with_constants(x, change) for x in program)
+    return program
+
+
 def _constants_in(program: Any) -> list[Any]:
-    """The constants of a program and of all inside it."""
-    return [x for each in jaxprs.programs_in(program) for x in each.consts]
+    """The constants of a program and of all inside it, as `_with_constants` asks."""
+    found: list[Any] = []
+
+    def note(x):
+        found.append(x)
+        return x
+
+    _with_constants(program, note)
+    return found
 
 
 def _constants(program: Any) -> list[np.ndarray]:
@@ -145,6 +174,20 @@ class Steps:
     def closes_over_examples(self) -> bool:
         """Whether a constant of the program, or of one inside, begins with them."""
         return any(map(self._begins_with_examples, _constants_in(self.program)))
+
+    def with_other_first_row(self, change: Callable[[Any], Any]) -> "Steps":
+        """The same step, with the first row of such constants changed."""
+        other = copy.copy(self)
+        other._compiled = {}
+        other.program = _with_constants(
+            self.program,
+            lambda x: (
+                jnp.asarray(x).at[0].set(change(jnp.asarray(x[0])))
+                if self._begins_with_examples(x)
+                else x
+            ),
+        )
+        return other
 
     def compiled(self, crossings: Iterable[Crossing]) -> Callable[..., Any]:
         """`recorded`, compiled once for the same crossings."""

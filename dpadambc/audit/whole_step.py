@@ -22,6 +22,7 @@ from dpadambc.core.clip import NeighboringRelation
 # augmentation that is added is not the mechanism's noise.
 _NOT_THE_NOISE = 100.0
 _MOST_CROSSINGS = 64  # that are left out one by one
+_ROUNDING = 1e-3
 _KEYS = 24  # all of them leave the sign of a noised number once in 2**24 times
 _FURTHER = 1e3
 
@@ -71,14 +72,38 @@ class WholeStep:
             finding = dataclasses.replace(finding, passed=None)
         if not self.measured.steps.closes_over_examples:
             return finding
-        sentence = (
-            "The step closes over an array that begins with the examples, and what a"
-            " row of it adds to the sum of others is not clipped. Give the loss public"
-            " arrays alone, or audit with other examples."
+        return combined("sensitivity", [finding, self._closed_over(bound)])
+
+    def _closed_over(self, bound: float) -> Finding:
+        """The movement by a row of an array that the step closes over.
+
+        Only arrays that begin with the examples of the batch are looked at. The example
+        itself does not take part, if the step takes a mask.
+        """
+        batch, steps = self.pipeline.batch, self.measured.steps
+        other = steps.with_other_first_row(lambda row: -10 * row - 1)
+        changed = dataclasses.replace(self.measured, steps=other)
+        is_first = jnp.arange(_size(batch)) == 0
+        mask = {"is_padding_example": is_first} if self.pipeline.takes_mask else {}
+        before, after = (
+            neighbors.flat(
+                jax.jit(step.before_noise)(self.measured.state, *batch, **mask)
+            )
+            for step in (self, dataclasses.replace(self, measured=changed))
         )
-        fails_if = "fails if the step closes over the examples"
-        closed_over = within("sensitivity", 1, 0, sentence, fails_if)
-        return combined("sensitivity", [finding, closed_over])
+        distance = float(np.linalg.norm(after - before))
+        rounding = 8 * float(np.finfo(np.float32).eps * np.linalg.norm(before))
+        allowed = _ROUNDING * bound + rounding
+        sentence = "No row of the examples that the step closes over moves another."
+        if not distance <= allowed:
+            sentence = (
+                "The step closes over an array that begins with the examples: a row of"
+                f" it moves the sum of others by {distance / bound:.4g} of the bound."
+                " Give the loss public arrays alone, or audit with other examples."
+            )
+            distance = np.inf if np.isnan(distance) else distance
+        fails_if = "fails if a row of a closed-over array moves the sum of others"
+        return within("sensitivity", distance, allowed, sentence, fails_if)
 
 
 def _levels(noise: draws.Noise) -> dict[Path, float]:
