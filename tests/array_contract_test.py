@@ -19,6 +19,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import dpadambc
 from dpadambc import audit, clipping, contrib, diagnostics, graphs, training
+from dpadambc.core import mechanism
 from dpadambc.diagnostics import not_private
 from tests import api_test, common, contract_test
 
@@ -379,7 +380,9 @@ def functions():
             yield name, value
         if inspect.isfunction(value) or name in ELSEWHERE:
             continue
-        for attribute, member in vars(value).items():
+        # The public mechanism adds the ways to make one to that of `core`.
+        core = vars(mechanism.Mechanism) if name == "Mechanism" else {}
+        for attribute, member in (core | vars(value)).items():
             member = getattr(member, "fget", getattr(member, "__func__", member))
             is_public = not attribute.startswith("_") or attribute == "__call__"
             if is_public and inspect.isfunction(member):

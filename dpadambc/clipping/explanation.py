@@ -365,6 +365,8 @@ def explain(
     )
 
 
+# The bound on a gradient of zero is what squares that vanish may hold.
+_UNSEEN = 1e-15
 # Numbers along an axis: of more XLA aborts the process, where they are in a product.
 _LONGEST = 2**31
 
@@ -412,7 +414,7 @@ def _products(
         of = lambda i, x: jax.tree.map(alone, x) if i in batched else x
         each = squares(*(of(i, x) for i, x in enumerate(args)))
         bounds = {name: float(x) ** 0.5 for name, x in each.items()}
-        share = lambda x: 1 - bounds["cpu"] / x if x else 0.0
+        share = lambda x: 1 - bounds["cpu"] / x if x > _UNSEEN else 0.0
         shares = {name: share(x) for name, x in bounds.items()}
     names = lambda units: sorted({str(units.of(dtype).algorithm) for dtype in dtypes})
     rows = platforms.items()
