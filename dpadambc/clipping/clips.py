@@ -6,3 +6,5 @@ from dpadambc.mechanisms.names import explained
 
 clip_per_example = explained(clip.clip_per_example)
 clipped_grad = explained(_clipped_grad.clipped_grad)
+for _public in (clip_per_example, clipped_grad):
+    _public.__module__ = __name__  # where pickle finds it

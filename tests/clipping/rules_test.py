@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 
 import chex
 import hypothesis
@@ -425,3 +426,8 @@ def test_what_is_read_of_a_batch_is_clipped_by_the_rule(name):
         "groups": (norms["w"] > 0.6 * C) | (norms["b"] > 0.8 * C),
     }.get(name, np.ones(5, bool))
     assert float(seen.clip_fraction) == pytest.approx(expected.mean())
+
+
+def test_the_clips_are_pickled_by_name():
+    for public in (dpadambc.clip_per_example, dpadambc.clipped_grad):
+        assert pickle.loads(pickle.dumps(public)) is public
