@@ -13,11 +13,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dpadambc.core import arrays
+from dpadambc.core import arrays, chacha
 
 _DEFAULT = "threefry2x32"
 # Under `jax.vmap`, JAX draws from the first of several keys of these kinds.
-_DRAWS_FROM_THE_FIRST = ("rbg", "unsafe_rbg")
+DRAWS_FROM_THE_FIRST = ("rbg", "unsafe_rbg")
 _GOLDEN, _FIRST, _SECOND = map(np.uint32, (0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35))
 
 
@@ -45,13 +45,16 @@ def words_of(text: str) -> np.ndarray:
 def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
     """Makes a key of a key and two words, such as a checksum.
 
-    Of the default kind by one application of the block function, which takes two words;
-    `jax.random.fold_in` takes one at a time, with zero for the other.
+    Of the default kind and of ChaCha by one application of the block function, which
+    takes two words; `jax.random.fold_in` takes one at a time, with zero for the other.
     """
     words = jnp.asarray(words, jnp.uint32)
     if jax.random.key_impl(key) == _DEFAULT:
         data = jax.extend.random.threefry_2x32(jax.random.key_data(key), words)
         return jax.random.wrap_key_data(data, impl=_DEFAULT)
+    if jax.random.key_impl(key) == chacha.KIND:
+        data = chacha.folded_in(jax.random.key_data(key), words)
+        return jax.random.wrap_key_data(data, impl=chacha.KIND)
     return jax.random.fold_in(jax.random.fold_in(key, words[0]), words[1])
 
 
@@ -61,10 +64,10 @@ def of_example(key: jax.Array, example: Any) -> jax.Array:
     It does not depend on the place in the batch. Otherwise one example more would
     change the keys of those behind it, and with them all their gradients.
 
-    JAX draws from keys of kind "rbg" in a way that depends on what else `jax.vmap` maps
-    over. The example gets a key of the default kind then.
+    It is of the default kind. From keys of kind "rbg", JAX draws in a way that depends
+    on what else `jax.vmap` maps over, and a loss needs no cipher.
     """
-    if str(jax.random.key_impl(key)) in _DRAWS_FROM_THE_FIRST:
+    if jax.random.key_impl(key) != _DEFAULT:
         words = checksum(jax.random.key_data(key))
         key = jax.random.wrap_key_data(words, impl=_DEFAULT)
     return folded_in(key, checksum(example))
@@ -95,7 +98,7 @@ def _of_one_run(key: jax.Array, leaves: Sequence[jax.Array]) -> jax.Array:
 @_of_one_run.def_vmap
 def _(axis_size, are_batched, key, leaves):
     is_key_batched, are_leaves_batched = are_batched
-    if (kind := str(jax.random.key_impl(key))) in _DRAWS_FROM_THE_FIRST:
+    if (kind := str(jax.random.key_impl(key))) in DRAWS_FROM_THE_FIRST:
         raise ValueError(f"Expected a key of {_DEFAULT} under jax.vmap, got {kind}.")
     if any(are_leaves_batched) and not is_key_batched:
         raise ValueError(

@@ -4,14 +4,20 @@ import secrets
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import core
+
+from dpadambc.core import chacha
 
 
 def secret_key() -> jax.Array:
-    """A key from the operating system's entropy, for a run that nobody can repeat.
+    """Makes a key from the operating system's entropy, for a run nobody can repeat.
 
-    JAX's default generator takes 64 bits. Anyone who knows or guesses the number behind
-    a key, such as a seed in a script, can compute the noise.
+    Anyone who knows or guesses the number behind a key, such as a seed in a script, can
+    compute the noise. This key has 256 bits, and its generator is a cipher, ChaCha20;
+    one of JAX's default kind has 64, and its generator is none. `jax.random` takes
+    both. Words that were saved become such a key again by
+    `jax.random.wrap_key_data(words, impl=jax.random.key_impl(training.secret_key()))`.
 
     Each process of a program of several (`jax.distributed.initialize`) draws a key of
     its own. A `fit` whose arrays span them takes the key of the first process.
@@ -32,5 +38,5 @@ def secret_key() -> jax.Array:
             "Expected secret_key outside jax.jit, got a call inside, where it is a"
             " constant. Draw the key before, and pass it in."
         )
-    words = [secrets.randbits(32) for _ in range(2)]
-    return jax.random.wrap_key_data(jnp.array(words, jnp.uint32), impl="threefry2x32")
+    words = np.frombuffer(secrets.token_bytes(32), np.uint32)
+    return jax.random.wrap_key_data(jnp.asarray(words), impl=chacha.KIND)

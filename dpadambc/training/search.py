@@ -143,10 +143,9 @@ def _check_trials(trials: Trials, num_candidates: int) -> None:
 
 def _check_key(key: jax.Array, trials_at_once: int) -> None:
     validate.typed_key(key=key)
-    if trials_at_once > 1 and str(jax.random.key_impl(key)) != "threefry2x32":
-        # Others, under `jax.vmap`, may give two trials the same noise.
+    if trials_at_once > 1 and jax.random.key_impl(key) in keys.DRAWS_FROM_THE_FIRST:
         raise ValueError(
-            "Expected key of threefry2x32 for several trials at once, got"
+            "Expected key of another kind for several trials at once, got"
             f" {jax.random.key_impl(key)}. Take training.secret_key()."
         )
 
