@@ -9,7 +9,7 @@ import pytest
 
 import dpadambc
 from dpadambc import contrib, training
-from dpadambc.engine import threefry
+from dpadambc.core import noise
 
 
 def poisson_gaussian(**changes):
@@ -129,13 +129,16 @@ def sum_over(sums, axis_name):
 
 
 def drawn_later(monkeypatch):
-    """A list that fills with the standard normal numbers of each step, as leaves."""
-    drawn, normals = [], threefry.normals
+    """A list that fills with the noise of each step, over its level, as leaves."""
+    drawn, noised = [], noise.noised
 
-    def recorded(keys, likes):
-        found = normals(keys, likes)
-        jax.debug.callback(lambda *leaves: drawn.append(leaves), *found, ordered=True)
+    def recorded(key, sums, stddev):
+        found = noised(key, sums, stddev)
+        share = lambda y, s, level: jnp.where(level > 0, (y - s) / level, 0.0)
+        levels = noise.stddev_per_leaf(stddev, sums)
+        leaves = jax.tree.leaves(jax.tree.map(share, found, sums, levels))
+        jax.debug.callback(lambda *leaves: drawn.append(leaves), *leaves, ordered=True)
         return found
 
-    monkeypatch.setattr(threefry, "normals", recorded)
+    monkeypatch.setattr(noise, "noised", recorded)
     return drawn

@@ -21,6 +21,7 @@ from dpadambc.accounting.trials import (
 from dpadambc.core.accounting import PLD as PLD
 from dpadambc.core.accounting import RDP as RDP
 from dpadambc.core.accounting import Accountant as Accountant
+from dpadambc.core.grid import cost_of_bits as cost_of_bits
 from dpadambc.core.spending import Spending as Spending
 from dpadambc.core.spending import compose as compose
 from dpadambc.mechanisms.events import ReadableDpEvent as ReadableDpEvent

@@ -16,6 +16,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from dpadambc.core import grid
 from dpadambc.engine import jaxprs
 
 Path = tuple[str, ...]  # of an equation: its number, and those that it is inside of
@@ -40,6 +41,8 @@ _NUM_KEYS = {"random_fold_in": 1, "threefry2x32": 2}
 _HOST = {"pure_callback", "io_callback"}
 _TELLS_HOST = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SUMS = {"add", "add_any", "sub"}
+# The library's own addition: of noise and a sum, on the grid of a level.
+_ON_GRID = grid.add_on_grid.__name__
 # Noise may be added by these too, in a way that is not followed.
 _MERGES = {"concatenate", "scatter-add", "stack"} | _SUMS
 ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.REMATERIALIZED
@@ -70,7 +73,7 @@ def is_key(x: Any) -> bool:
     dtype = getattr(x, "dtype", None)
     if dtype is None:
         return False
-    is_words = dtype == jnp.uint32 and jnp.shape(x)[-1:] in ((2,), (4,))
+    is_words = dtype == jnp.uint32 and jnp.shape(x)[-1:] in ((2,), (4,), (8,))
     return is_words or jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
@@ -111,13 +114,14 @@ class Flow:
         for number, eqn in enumerate(jaxpr.eqns):
             operands, here = [read(x) for x in eqn.invars], (*path, str(number))
             name, (out, *_) = eqn.primitive.name, (*eqn.outvars, None)
-            if name in _SUMS and jnp.issubdtype(out.aval.dtype, jnp.floating):
+            is_sum = name in _SUMS and jnp.issubdtype(out.aval.dtype, jnp.floating)
+            if is_sum or eqn.params.get("name") == _ON_GRID:
                 # A result with noise that is used here alone.
                 before = [
                     None if jaxprs.is_literal(x) or uses[x] != 1 else noised.get(x)
-                    for x in eqn.invars
+                    for x in eqn.invars[:2]
                 ]
-                outs = [self._sum(name == "sub", operands, here, before)]
+                outs = [self._sum(name == "sub", operands[:2], here, before)]
                 if here in self.crossings:
                     noised[out] = self.crossings[here]
             elif name in ENTERED:

@@ -148,8 +148,10 @@ def _record(
     index = crossing.noise_operand
     signs = (1, -1 if crossing.is_difference else 1)
     spread = lambda sign, x: sign * jnp.broadcast_to(x, jnp.shape(total))
-    data, noise = (spread(signs[i], values[i]) for i in (1 - index, index))
-    if crossing.before is not None:
-        earlier, sign = records.pop(crossing.before.path), signs[1 - index]
-        data, noise = spread(sign, earlier.data), spread(sign, earlier.noise) + noise
-    return Record(data, noise, jnp.asarray(True), total)
+    with jax.enable_x64(True):  # the library's noise is in float64 here
+        data, noise = (spread(signs[i], values[i]) for i in (1 - index, index))
+        if crossing.before is not None:
+            earlier, sign = records.pop(crossing.before.path), signs[1 - index]
+            data = spread(sign, earlier.data)
+            noise = spread(sign, earlier.noise) + noise
+    return Record(data.astype(float), noise, jnp.asarray(True), total)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import clipped_sum, keys, noise
+from dpadambc.core import clipped_sum, grid, noise
 from dpadambc.core.noise import AddDPNoiseState
 
 
@@ -24,11 +24,20 @@ def schedule(mechanism: Any, norms: Sequence[float] | np.ndarray) -> Any:
 
 
 def open_step(
-    updates: Any, params: Any, draws: AddDPNoiseState, noise_stddev: float
+    key: jax.Array,
+    updates: Any,
+    params: Any,
+    draws: AddDPNoiseState,
+    noise_stddev: float,
 ) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
     """Opens a clipped sum; returns it with the next key, the step's, and the level."""
     updates = clipped_sum.open_sums(updates, params)
-    noise.check_devices(updates, draws.rng_key)
-    own_key = keys.of_one_run(draws.rng_key, updates)
-    rng_key, step_key = jax.random.split(own_key)
-    return updates, rng_key, step_key, noise.stddev_of_step(noise_stddev, draws)
+    own_key = noise.key_of_state(draws, key, updates)
+    next_key, step_key = jax.random.split(own_key)
+    return updates, next_key, step_key, noise.stddev_of_step(noise_stddev, draws)
+
+
+def released(added: Any, updates: Any, sigma: jax.Array) -> Any:
+    """Adds noise in float64 to sums, on the grid of the draws' level."""
+    with jax.enable_x64(True):
+        return jax.tree.map(lambda y, s: grid.add_on_grid(y, s, sigma), added, updates)

@@ -51,8 +51,8 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.contrib._later_noise import open_step, schedule
-from dpadambc.core import keys, noise, validate
+from dpadambc.contrib._later_noise import open_step, released, schedule
+from dpadambc.core import keys, noise, normals, validate
 from dpadambc.core.accounting import gaussian
 from dpadambc.core.arrays import widen
 from dpadambc.core.clip import refuse_parts
@@ -104,9 +104,9 @@ class AddBandedNoiseState(NamedTuple):
         return f"AddBandedNoiseState(draws={self.draws}, earlier=...: secret)"
 
     @property
-    def rng_key(self) -> jax.Array:
+    def key_data(self) -> jax.Array:
         """That of the draws."""
-        return self.draws.rng_key
+        return self.draws.key_data
 
 
 def add_banded_noise(
@@ -185,20 +185,20 @@ def add_banded_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        opened = open_step(updates, params, draws, noise_stddev)
-        updates, rng_key, step_key, sigma = opened
+        opened = open_step(key, updates, params, draws, noise_stddev)
+        updates, next_key, step_key, sigma = opened
         also = sigma, jnp.array(later), state.earlier[:1]
         step_key = noise.key_of_step(step_key, updates, *also)
 
-        def without_earlier(z, *earlier):
+        def without_earlier(z, _, *earlier):
             taken_back = sum(c * y for c, y in zip(later, earlier, strict=True))
             return sigma.astype(z.dtype) * z - taken_back
 
-        drawn = noise.gaussian_like(step_key, updates)
-        added = jax.tree.map(without_earlier, drawn, *state.earlier)
-        noised = jax.tree.map(jnp.add, updates, added)
-        earlier = (added, *state.earlier)[: len(later)]
-        return noised, AddBandedNoiseState(noise.next_state(draws, rng_key), earlier)
+        added = normals.with_normals(without_earlier, step_key, updates, *state.earlier)
+        noised = released(added, updates, sigma)
+        kept = jax.tree.map(lambda y, x: y.astype(x.dtype), added, noised)
+        earlier = (kept, *state.earlier)[: len(later)]
+        return noised, AddBandedNoiseState(noise.next_state(draws, next_key), earlier)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -20,8 +20,8 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.contrib._later_noise import open_step, schedule
-from dpadambc.core import noise, validate
+from dpadambc.contrib._later_noise import open_step, released, schedule
+from dpadambc.core import keys, noise, normals, validate
 from dpadambc.core.accounting import PLD, RDP, gaussian
 from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
 from dpadambc.core.noise import AddDPNoiseState
@@ -36,8 +36,8 @@ class AddCorrelatedNoiseState(NamedTuple):
 
     Attributes:
       draws: the state of the independent z.
-      earlier_keys: of the z of the last step, of the step before, and so on.
-        shape=(w - 1,) for w coefficients.
+      earlier_keys: the words of the keys of the z of the last step, of the step before,
+        and so on. shape=(w - 1, words of a key) for w coefficients.
     """
 
     draws: AddDPNoiseState
@@ -48,9 +48,9 @@ class AddCorrelatedNoiseState(NamedTuple):
         return f"AddCorrelatedNoiseState(draws={self.draws}, earlier_keys=...: secret)"
 
     @property
-    def rng_key(self) -> jax.Array:
+    def key_data(self) -> jax.Array:
         """That of the draws."""
-        return self.draws.rng_key
+        return self.draws.key_data
 
 
 def add_correlated_noise(
@@ -121,32 +121,35 @@ def add_correlated_noise(
     def init_fn(params):
         refuse_parts(params)
         first = noise.first_state(key, "add_correlated_noise", params)
-        not_yet = jax.random.split(jax.random.fold_in(first.rng_key, 0), len(d) - 1)
-        return AddCorrelatedNoiseState(first, not_yet)
+        of_no_step = keys.of_domain(key, "add_correlated_noise before the first step")
+        not_yet = jax.random.split(of_no_step, len(d) - 1)
+        return AddCorrelatedNoiseState(first, jax.random.key_data(not_yet))
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         draws = state.draws
-        opened = open_step(updates, params, draws, noise_stddev)
-        updates, rng_key, step_key, sigma = opened
+        opened = open_step(key, updates, params, draws, noise_stddev)
+        updates, next_key, step_key, sigma = opened
         shares = jnp.array(d, float)
         also = sigma, shares, state.earlier_keys
         step_key = noise.key_of_step(step_key, updates, *also)
-        words = map(jax.random.key_data, (step_key[None], state.earlier_keys))
-        words, kind = jnp.concatenate([*words]), jax.random.key_impl(step_key)
+        own, kind = jax.random.key_data(step_key[None]), jax.random.key_impl(key)
+        words = jnp.concatenate([own, state.earlier_keys])
 
-        def with_draws_of(j, noised):
+        def with_draws_of(j, added):
             """Adds the share of the step that was j steps ago."""
             key_then = jax.random.wrap_key_data(words[j], impl=kind)
             share = jnp.where(j <= draws.noised_steps, shares[j], 0.0) * sigma
-            add = lambda g, z: g + share.astype(z.dtype) * z
-            return jax.tree.map(add, noised, noise.gaussian_like(key_then, noised))
+            add = lambda z, y: y + share.astype(z.dtype) * z
+            return normals.with_normals(add, key_then, added)
 
-        noised = with_draws_of(0, updates)
-        noised = jax.lax.fori_loop(1, len(d), with_draws_of, noised)
-        earlier_keys = jax.random.wrap_key_data(words[:-1], impl=kind)
-        next_state = noise.next_state(draws, rng_key)
-        return noised, AddCorrelatedNoiseState(next_state, earlier_keys)
+        scaled = lambda z, _: sigma.astype(z.dtype) * z
+        added = normals.with_normals(scaled, step_key, updates)
+        with jax.enable_x64(True):
+            added = jax.lax.fori_loop(1, len(d), with_draws_of, added)
+        noised = released(added, updates, sigma)
+        next_state = noise.next_state(draws, next_key)
+        return noised, AddCorrelatedNoiseState(next_state, words[:-1])
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -35,9 +35,9 @@ class MovingBoundState(NamedTuple):
     noise: Any
 
     @property
-    def rng_key(self) -> jax.Array:
+    def key_data(self) -> jax.Array:
         """That of the noise."""
-        return self.noise.rng_key
+        return self.noise.key_data
 
 
 def _with(tree: Any, number: Any) -> Any:

@@ -1,5 +1,8 @@
 r"""Add the Gaussian noise that makes a clipped sum private.
 
+The noise is that of `core.normals`, added on the grid of `core.grid`: epsilon holds for
+the bits.
+
 The key of the noise of step t is made of the key in the state, which is another at each
 step, and of h: a checksum of all bits of the sum :math:`s_t` that the noise hides, and
 of the level. Misuse-resistant encryption calls that a synthetic nonce.
@@ -26,15 +29,15 @@ from the first of them alone. Devices with replicas agree on h if `jax.typeof` h
 mesh, which it has not where `in_shardings` of `jax.jit` is all that names it.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from dpadambc.core import arrays, keys, validate
+from dpadambc.core import arrays, grid, keys, normals, validate
 from dpadambc.core.clipped_sum import open_sums
-from dpadambc.engine import threefry
 
 # A number, an optax.Schedule, a tree prefix with such leaves, or a mechanism.
 NoiseStddev = Any
@@ -79,33 +82,50 @@ class AddDPNoiseState(NamedTuple):
 
     Attributes:
       noised_steps: their number. shape=(), int32.
-      rng_key: a typed key; *secret*. shape=(). Zeros, as `optax.tree.zeros_like` has
+      key_data: the words of the key, as `jax.random.key_data` has them: every way to
+        save arrays takes them. *Secret*. uint32. Zeros, as `optax.tree.zeros_like` has
         them, are a key that everybody knows: the noise is NaN then.
     """
 
     noised_steps: jax.Array
-    rng_key: jax.Array
+    key_data: jax.Array
 
     def __repr__(self) -> str:
         """Without the key: a notebook that is shared must not show it."""
-        return f"AddDPNoiseState(noised_steps={self.noised_steps}, rng_key=...: secret)"
+        return (
+            f"AddDPNoiseState(noised_steps={self.noised_steps}, key_data=...: secret)"
+        )
 
 
 def first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseState:
     """The state before the first step, with a key of the domain `name`."""
-    rng_key = keys.of_one_run(keys.of_domain(key, name), params)
-    return AddDPNoiseState(noised_steps=jnp.zeros([], jnp.int32), rng_key=rng_key)
+    own_key = keys.of_one_run(keys.of_domain(key, name), params)
+    return AddDPNoiseState(jnp.zeros([], jnp.int32), jax.random.key_data(own_key))
 
 
-def next_state(state: AddDPNoiseState, rng_key: jax.Array) -> AddDPNoiseState:
+def key_of_state(
+    state: AddDPNoiseState, key: jax.Array, updates: optax.Updates
+) -> jax.Array:
+    """The key in a state, of the kind of the key that it began with.
+
+    Raises:
+      ValueError: if the devices or runs of the updates would share its noise.
+    """
+    check_devices(updates, state.key_data)
+    kind = jax.random.key_impl(key)
+    state_key = jax.random.wrap_key_data(state.key_data, impl=kind)
+    return keys.of_one_run(state_key, updates)
+
+
+def next_state(state: AddDPNoiseState, key: jax.Array) -> AddDPNoiseState:
     """The state after a step, with the key of the next."""
     noised_steps = jnp.asarray(optax.safe_increment(state.noised_steps))
-    return AddDPNoiseState(noised_steps=noised_steps, rng_key=rng_key)
+    return AddDPNoiseState(noised_steps, jax.random.key_data(key))
 
 
 def stddev_of_step(noise_stddev: NoiseStddev, state: AddDPNoiseState) -> Any:
     """The level of a step, or NaN where the state has lost its key."""
-    is_lost = jnp.all(jax.random.key_data(state.rng_key) == 0)
+    is_lost = jnp.all(state.key_data == 0)
     stddev = stddev_at_step(noise_stddev, state.noised_steps)
     return jax.tree.map(lambda s: jnp.where(is_lost, jnp.nan, s), stddev)
 
@@ -121,14 +141,25 @@ def key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Array
     return keys.folded_in(key, keys.checksum((updates, also)))
 
 
-def gaussian_like(key: jax.Array, tree: optax.Updates) -> optax.Updates:
-    """Independent standard normal draws in at least float32, shaped like the tree."""
-    leaves, structure = jax.tree.flatten(tree)
-    if not leaves:
-        return tree
-    dtype_of = lambda x: arrays.at_least_float32(jnp.result_type(x))
-    likes = [jax.ShapeDtypeStruct(jnp.shape(x), dtype_of(x)) for x in leaves]
-    return structure.unflatten(threefry.normals(keys.of_leaves(key, tree), likes))
+@functools.partial(jax.jit, inline=True)
+def noised(key: jax.Array, sums: optax.Updates, stddev: Any) -> optax.Updates:
+    """Adds independent normal numbers to sums, on the grid of their level.
+
+    Args:
+      key: of this noise alone.
+      sums: a tree of arrays.
+      stddev: their level, a number or a tree prefix of numbers.
+    """
+    levels, prefix = jax.tree.flatten(stddev)
+    parts = []
+    for i, (level, part) in enumerate(
+        zip(levels, prefix.flatten_up_to(sums), strict=True)
+    ):
+        add = lambda z, s, level=level: grid.add_on_grid(
+            level.astype(z.dtype) * z, s, level
+        )
+        parts.append(normals.with_normals(add, jax.random.fold_in(key, i), part))
+    return prefix.unflatten(parts)
 
 
 def check_devices(updates: optax.Updates, key: jax.Array) -> None:
@@ -171,12 +202,13 @@ def add_dp_noise(
       * Inside `jax.shard_map` one coordinate has one draw, whatever device has it.
         Anything else is refused, as are `check_vma=False` and a `jax.vmap` that maps
         over parameters or gradients and not over keys.
-      * The draws are those of `jax.random.normal`, with whatever kind of key is given.
-      * Noise is drawn and added in at least float32, and the result stays there.
+      * Epsilon holds for the bits: each number has 128 random ones, and the result lies
+        on a grid, a power of two between :math:`\sigma/512` and :math:`\sigma/256`,
+        which is as public as the level. With a level of 0 it is the sum.
+      * Noise is drawn and added in float64, and the result has at least float32.
 
-    Limits. Epsilon is that of ideal Gaussian noise; these numbers have 23 random bits
-    (in float64 52). The key has 64 bits with JAX's default generator, which is not
-    cryptographic: give it entropy (`training.secret_key`). See the guide to precision.
+    Limits. Take the key from `training.secret_key`: one of JAX's default kind has 64
+    bits, and its generator is no cipher. See the guide to precision.
 
     Args:
       noise_stddev: a mechanism, whose level it is, which the sum has to have the
@@ -231,13 +263,10 @@ def add_dp_noise(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         updates = open_sums(updates, params, mechanism)
-        check_devices(updates, state.rng_key)
-        own_key = keys.of_one_run(state.rng_key, updates)
-        rng_key, step_key = jax.random.split(own_key)
+        run_key = key_of_state(state, key, updates)
+        next_key, step_key = jax.random.split(run_key)
         stddev = stddev_of_step(noise_stddev, state)
-        draws = gaussian_like(key_of_step(step_key, updates, stddev), updates)
-        add = lambda g, s, z: g + s.astype(z.dtype) * z
-        noised = jax.tree.map(add, updates, stddev_per_leaf(stddev, updates), draws)
-        return noised, next_state(state, rng_key)
+        own_key = key_of_step(step_key, updates, stddev)
+        return noised(own_key, updates, stddev), next_state(state, next_key)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

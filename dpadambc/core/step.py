@@ -235,7 +235,9 @@ class Step:
         if state.mechanism != self.mechanism:  # epsilon is of one
             raise TypeError(_OTHER.format(self.mechanism, state.mechanism))
         layout = self.layout
-        private = self.mechanism.private_gradient(state.noise.rng_key)
+        kind = jax.random.key_impl(state.sampling_key)
+        noise_key = jax.random.wrap_key_data(state.noise.key_data, impl=kind)
+        private = self.mechanism.private_gradient(noise_key)
 
         # The arguments of the loss: parameters, frozen, examples, a key.
         params, examples = state.params, _data.arguments(examples)

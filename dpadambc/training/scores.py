@@ -17,7 +17,7 @@ import numpy as np
 from dpadambc import accounting
 from dpadambc.accounting import Spending
 from dpadambc.core import data as _data
-from dpadambc.core import validate
+from dpadambc.core import noise, validate
 from dpadambc.core.accounting import gaussian
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.mechanisms.poisson import PoissonGaussian
@@ -158,12 +158,12 @@ class NoisyScore(Score):
         """The noisy score of a model, in double precision; for `search`."""
         clipped = np.clip(np.nan_to_num(np.asarray(scores, np.float64), nan=0.0), 0, 1)
         # Exact, in whatever order examples come: rounding would add to what one moves.
-        total, z = math.fsum(clipped), float(self.noise_multiplier)
-        # The sum and the level are in the seed of the noise: see `add_dp_noise`.
-        own = np.frombuffer(np.array([total, z]).tobytes(), np.uint32)
-        seed = *rng.integers(2**32, size=4), *own
-        noise = np.random.default_rng([int(word) for word in seed]).normal(0.0, z)
-        return (total + noise) / float(self.normalize_by)
+        total, words = math.fsum(clipped), rng.integers(2**32, size=2, dtype=np.uint32)
+        with jax.enable_x64(True):
+            total, z = jnp.float64(total), jnp.float64(self.noise_multiplier)
+            key = jax.random.wrap_key_data(words, impl="threefry2x32")
+            noised = noise.noised(noise.key_of_step(key, total, z), total, z)
+        return float(noised) / float(self.normalize_by)
 
     def compose(
         self, event: Any, relation: dp_accounting.NeighboringRelation

@@ -18,10 +18,10 @@ class RoundStochasticallyState(NamedTuple):
     """State of `round_stochastically`.
 
     Attributes:
-      rng_key: a typed key, from which none of the noise can be found. shape=().
+      key_data: the words of a key, from which none of the noise can be found. uint32.
     """
 
-    rng_key: jax.Array
+    key_data: jax.Array
 
 
 def stochastic_round(
@@ -113,7 +113,8 @@ def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
 
     def init_fn(params):
         del params
-        return RoundStochasticallyState(keys.of_domain(key, "round_stochastically"))
+        own_key = keys.of_domain(key, "round_stochastically")
+        return RoundStochasticallyState(jax.random.key_data(own_key))
 
     def update_fn(updates, state, params=None):
         if params is None:
@@ -121,7 +122,9 @@ def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
                 "Expected params, to whose dtype to round, got None. Call"
                 " update(updates, state, params)."
             )
-        rng_key, step_key = jax.random.split(state.rng_key)
+        kind = jax.random.key_impl(key)
+        state_key = jax.random.wrap_key_data(state.key_data, impl=kind)
+        next_key, step_key = jax.random.split(state_key)
 
         def round_leaf(key, update, param):
             full = at_least_float32(jnp.result_type(param))
@@ -134,6 +137,6 @@ def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
         structure = jax.tree.structure(updates)
         per_leaf = structure.unflatten(keys.of_leaves(step_key, updates))
         updates = jax.tree.map(round_leaf, per_leaf, updates, params)
-        return updates, RoundStochasticallyState(rng_key)
+        return updates, RoundStochasticallyState(jax.random.key_data(next_key))
 
     return optax.GradientTransformation(init_fn, update_fn)

@@ -55,7 +55,7 @@ def steps_taken(state: Any) -> int:
     parts = [x for x in jax.tree.leaves(state, is_leaf=is_noise) if is_noise(x)]
     # Indexed for the variables of Flax, raveled for runs that are stacked.
     counts = {int(n) for part in parts for n in np.ravel(part.noised_steps[...])}
-    words = [np.asarray(jax.random.key_data(part.rng_key[...])) for part in parts]
+    words = [np.asarray(part.key_data[...]) for part in parts]
     keys = {key.tobytes() for x in words for key in x.reshape(-1, x.shape[-1])}
     if not counts:
         raise ValueError(

@@ -373,8 +373,8 @@ def test_a_result_does_not_print_keys_parameters_or_losses():
     )
     shown = f"{result!r} {result} {result.state!r} {noise!r} {[noise]}"
     hidden = f"{tuple.__repr__(noise)} {vars(result.state)}"
-    for key in (noise.rng_key, result.state.sampling_key):
-        for word in np.asarray(jax.random.key_data(key)).ravel():
+    for words in (noise.key_data, jax.random.key_data(result.state.sampling_key)):
+        for word in np.asarray(words).ravel():
             assert str(word) in hidden and str(word) not in shown
     assert "Array" not in shown and "loss" not in shown
     assert f"epsilon={result.epsilon:.4g}" in shown

@@ -209,8 +209,8 @@ def test_steps_that_round_otherwise_draw_batches_of_their_own():
     def words(**options):
         step = training.Step(loss_fn, MECHANISM, optax.sgd(0.1), **options)
         state = step.init(jnp.zeros(3), key=KEY)
-        secret = state.sampling_key, state.noise.rng_key, state.loss_key
-        return [tuple(jax.random.key_data(each).tolist()) for each in secret]
+        sampling, loss = map(jax.random.key_data, (state.sampling_key, state.loss_key))
+        return [tuple(x.tolist()) for x in (sampling, state.noise.key_data, loss)]
 
     found = {name: words(**options) for name, options in ROUNDS_OTHERWISE.items()}
     plain = words()

@@ -1,5 +1,6 @@
 """The noise has the stated scale and shape, and never repeats."""
 
+import itertools
 import zlib
 
 import chex
@@ -87,7 +88,8 @@ def test_vmap_over_keys_draws_what_each_key_draws():
     together = jax.vmap(first_noise)(keys)
     alone = jnp.stack([first_noise(k) for k in keys])
     np.testing.assert_allclose(together, alone, rtol=1e-6, atol=1e-6)  # two programs
-    assert len(np.unique(together)) == together.size
+    for one, other in itertools.combinations(together, 2):
+        assert np.mean(one == other) < 0.05
 
 
 def test_leaves_whose_paths_collide_get_different_noise():
@@ -140,13 +142,12 @@ def test_a_tree_prefix_gives_each_group_its_level():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_jax_privacy_low_precision_noise_takes_more_than_128_values(dtype):
-    params = jnp.zeros(SIZE, dtype)
-    (sample,) = draws(1.0, params)
-    assert len(np.unique(sample)) > 0.9 * SIZE
+    (sample,) = draws(1.0, jnp.zeros(SIZE, dtype))
+    assert len(np.unique(sample)) > 1_500  # of a grid of 256 values in a level
     assert np.abs(sample).max() > 4
     # Negative control: what drawing in that dtype gives.
-    low = jax.random.normal(jax.random.key(0), (SIZE,), dtype)
-    assert len(np.unique(np.float64(low))) < 0.2 * SIZE
+    low = np.float64(jax.random.normal(jax.random.key(0), (SIZE,), dtype))
+    assert len(np.unique(low[np.abs(low) > 1])) < 400
 
 
 def test_jax_privacy_small_noise_does_not_vanish_in_float16():
@@ -154,14 +155,6 @@ def test_jax_privacy_small_noise_does_not_vanish_in_float16():
     assert abs(variance_score(sample, 1e-9)) < 4
     # Negative control: the least positive float16 is 6e-8.
     assert not sample.astype(np.float16).any()
-
-
-def test_double_precision_noise_is_drawn_in_double(x64):
-    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
-    zeros = jnp.zeros(1000, jnp.float64)
-    updates, _ = noise.update(common.summed(zeros), noise.init(zeros), zeros)
-    assert updates.dtype == jnp.float64
-    assert (updates != updates.astype(jnp.float32)).all()
 
 
 def test_double_precision_noise_is_gaussian(x64):

@@ -170,7 +170,7 @@ def test_noise_whose_key_stands_still_is_seen(monkeypatch):
 
         def update(updates, state, params):
             updates, new = noise.update(updates, state, params)
-            return updates, new._replace(rng_key=state.rng_key)
+            return updates, new._replace(key_data=state.key_data)
 
         return optax.GradientTransformation(noise.init, update)
 

@@ -204,7 +204,8 @@ def noised(summed, key=None):
     noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
     state = noise.init(dpadambc.materialize(summed))
     if key is not None:
-        state = state._replace(rng_key=key(state.rng_key))
+        own = key(jax.random.wrap_key_data(state.key_data))
+        state = state._replace(key_data=jax.random.key_data(own))
     return noise.update(summed, state)[0]
 
 
