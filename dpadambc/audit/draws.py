@@ -35,7 +35,7 @@ class Drawn:
     happened: np.ndarray  # shape=(runs, steps), bool
     num_devices: int  # that draw, in a shard_map
     start: list[np.ndarray]  # of each real array of the first state, (runs, numbers)
-    bits: int  # of the noise, or of its sum with the data if that has fewer
+    totals: np.ndarray  # some of its sums with the data, (runs, steps, numbers)
 
     def of_steps(self, span: slice) -> np.ndarray:
         """The draws of some steps, of the runs that have any."""
@@ -91,8 +91,11 @@ def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
     def one(key):
         def advance(state, number):
             (_, state), records = recorded(state, steps.vary(steps.data, number))
-            kept = {p: r._replace(data=(), total=()) for p, r in records.items()}
-            return state, kept
+            some = lambda x: jnp.ravel(x)[:_MOST_OF_A_START]
+            return state, {
+                path: record._replace(data=(), total=some(record.total))
+                for path, record in records.items()
+            }
 
         state = jax.tree.map(jnp.asarray, init(key))
         leaves = [x for x in jax.tree.leaves(state) if is_real(x) and x.size]
@@ -104,14 +107,12 @@ def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
     starts = [np.asarray(x, float).reshape(runs, -1) for x in starts]
     with np.errstate(invalid="ignore"):  # a state may begin with infinity
         starts = [x - x.mean(axis=0) for x in starts]
-    width = lambda x: jnp.finfo(x.dtype).bits
-    bits = lambda record: min(width(record.noise), width(record.total))
     return {
         path: Drawn(
             values=np.asarray(record.noise, float).reshape(runs, ITERATIONS, -1),
             happened=np.asarray(record.happened).reshape(runs, ITERATIONS, -1)[..., 0],
             num_devices=math.prod(record.happened.shape[2:]),
-            bits=bits(shapes[path]),
+            totals=np.asarray(record.total, float).reshape(runs, ITERATIONS, -1),
             start=starts,
         )
         for path, record in records.items()

@@ -8,7 +8,14 @@ import numpy as np
 import scipy.stats
 
 from dpadambc.audit import statistics
-from dpadambc.audit.draws import ITERATIONS, Measured, Noise, Response, multiplier
+from dpadambc.audit.draws import (
+    ITERATIONS,
+    Drawn,
+    Measured,
+    Noise,
+    Response,
+    multiplier,
+)
 from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.audit.flow import Label
 from dpadambc.audit.later_steps import later_steps, repetition
@@ -16,6 +23,8 @@ from dpadambc.audit.steps import Followed
 from dpadambc.core.mechanism import Mechanism
 
 _ROUNDING = 1e-3
+# Float32 noise has 23 to 26.
+_LEAST_BITS = 28
 UNFOLLOWED = (
     "a part cannot be followed: a callback to the host makes it, or its noise is"
     " concatenated, scattered, or scaled by a private value."
@@ -36,7 +45,7 @@ def noise_finding(found: Measured) -> Finding:
         _coverage(followed, noise, moved),
         _distribution(noise),
         combined("noise independence", [_correlation(noise), _repetition(noise)]),
-        _resolution(noise),
+        _bits(noise),
         _coordinates(noise),
         later_steps(found),
     ]
@@ -116,20 +125,62 @@ def _distribution(noise: Noise) -> Finding:
     return within("noise distribution", figure, bound, sentence, fails_if)
 
 
-def _resolution(noise: Noise) -> Finding:
-    """Whether noise is drawn, and added, in float32 at least, once for each number.
+def _bits(noise: Noise) -> Finding:
+    """Whether the noise has so many values that it leaves no holes.
+
+    Where float32 noise has none, the sum plus noise has none: a release that lies there
+    tells that the sum is not 0. On a public grid, with noise of all bits, the values of
+    the noised sum are the same for every sum.
 
     The numbers of a step are compared over all leaves: those of another leaf may be the
     same in another order.
     """
-    bits = min(drawn.bits for drawn in noise.values())
+    bits, is_least = min(_random_bits(x.values[x.happened]) for x in noise.values())
+    cells = max(map(_cells_per_level, noise.values()))
     happened = np.all([drawn.happened for drawn in noise.values()], axis=0)
     rows = [drawn.values[happened][:500, :20_000] for drawn in noise.values()]
     rows = np.sort(np.abs(np.concatenate(rows, axis=1)), axis=1)
     share = float(np.mean(rows[:, 1:] == rows[:, :-1])) if rows.shape[1] > 1 else 0.0
-    sentence = f"Noise has {bits} bits; {share:.2g} of the numbers of a step repeat."
-    fails_if = "fails below 32 bits, or if 0.5 % of the numbers of a step repeat"
-    return within("noise dtype", max(32 / bits, share / 0.005), 1.0, sentence, fails_if)
+    where = f"a grid of 1/{cells:.0f} of the level" if cells < 2**16 else "no grid"
+    sentence = (
+        f"The noise has {'at least ' * is_least}{bits:.0f} random bits, and the noised"
+        f" sum is on {where}; {share:.2g} of the numbers of a step repeat."
+    )
+    fails_if = (
+        f"fails below {_LEAST_BITS} random bits, of which float32 noise has less: then"
+        " the values that are possible depend on the sum; or if 0.5 % of the numbers of"
+        " a step repeat"
+    )
+    figure = max(_LEAST_BITS / bits, share / 0.005)
+    return within("noise bits", figure, 1.0, sentence, fails_if)
+
+
+def _random_bits(values: np.ndarray) -> tuple[float, bool]:
+    """Estimates the random bits of draws from how many pairs of them are equal.
+
+    Of n draws of one of 2^b values, about :math:`n^2 / 2^{b+1}` pairs are equal.
+
+    Returns:
+      The bits, and whether there may be more: less than ten pairs are equal.
+    """
+    _, counts = np.unique(values, return_counts=True)
+    pairs = float(np.sum(counts * (counts - 1.0))) / 2
+    return math.log2(values.size**2 / (2 * max(pairs, 10.0))), pairs < 10
+
+
+def _cells_per_level(drawn: Drawn) -> float:
+    """The level of the noise in units of the coarsest grid of powers of two."""
+    most = 1.0
+    for step in range(drawn.values.shape[1]):
+        span = slice(step, step + 1)
+        totals = drawn.totals[:, span][drawn.happened[:, span]]
+        mantissa, exponent = np.frexp(totals[totals != 0])
+        if exponent.size:
+            integer = np.ldexp(mantissa, 53).astype(np.int64)
+            lowest = np.log2((integer & -integer).astype(float)) + exponent - 53
+            level = math.sqrt(float(np.mean(drawn.of_steps(span) ** 2)))
+            most = max(most, level / 2.0 ** float(lowest.min()))
+    return most
 
 
 def _coordinates(noise: Noise) -> Finding:

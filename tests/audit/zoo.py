@@ -112,15 +112,20 @@ def stage(init: Any, update_fn: Any) -> optax.GradientTransformation:
 
 
 def noise_like(key, tree, stddev=NOISE):
+    """Of two normal numbers each, in float64: few bits are a defect of its own."""
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(key, len(leaves))
-    pairs = zip(keys, leaves, strict=True)
-    draws = [stddev * jax.random.normal(k, x.shape) for k, x in pairs]
+    pairs = [
+        jax.random.normal(k, (2, *x.shape)) for k, x in zip(keys, leaves, strict=True)
+    ]
+    with jax.enable_x64(True):
+        draws = [stddev * z.astype(jnp.float64).sum(0) / np.sqrt(2.0) for z in pairs]
     return jax.tree.unflatten(structure, draws)
 
 
 def add(one, two):
-    return jax.tree.map(jnp.add, one, two)
+    with jax.enable_x64(True):
+        return jax.tree.map(lambda x, y: (x + y).astype(x.dtype), one, two)
 
 
 def of_sum(gradient=clipped, make_optimizer=None, *, loader=None, **changes):
@@ -538,9 +543,7 @@ def of_noise_state(update):
 def same_key_for_all_parameters():
     """All leaves draw from one key."""
     return of_noise(
-        lambda g, key: jax.tree.map(
-            lambda x: x + NOISE * jax.random.normal(key, x.shape), g
-        )
+        lambda g, key: jax.tree.map(lambda x: add(x, noise_like(key, x)), g)
     )
 
 
@@ -549,7 +552,8 @@ def one_draw_for_all_coordinates():
     """The shape of the noise is forgotten."""
     return of_noise(
         lambda g, key: jax.tree.map(
-            lambda x: x + NOISE * jax.random.normal(jax.random.fold_in(key, x.size)), g
+            lambda x: add(x, noise_like(jax.random.fold_in(key, x.size), np.zeros(()))),
+            g,
         )
     )
 
@@ -558,6 +562,31 @@ def one_draw_for_all_coordinates():
 def constant_key():
     """The key is made from a number in the script: the same noise in every run."""
     return of_sum(make_optimizer=lambda key: with_noise(jax.random.key(0)))
+
+
+@broken("noise")
+def normal_numbers_of_jax():
+    """In float32, with 23 random bits."""
+    return of_noise(
+        lambda g, key: {
+            name: x + NOISE * jax.random.normal(jax.random.fold_in(key, i), x.shape)
+            for i, (name, x) in enumerate(g.items())
+        }
+    )
+
+
+@broken("noise")
+def aggregate_of_optax():
+    """Its clip and its noise, which has as few bits."""
+
+    def gradient(params, x, y, mask):
+        return jax.tree.map(lambda g: rows(~mask, g), gradients(params, x, y))
+
+    def make(key):
+        own = optax.contrib.differentially_private_aggregate(C, 1.0, key)
+        return optax.chain(own, ADAM)
+
+    return of_sum(gradient, make)
 
 
 @broken("noise")
