@@ -91,10 +91,16 @@ class Arguments:
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.batches(args)):
             rows = jnp.shape(leaf)[0] if jnp.ndim(leaf) else "a scalar"
             sizes.setdefault(rows, f"batch{jax.tree_util.keystr(path)}")
+        if not sizes:
+            raise ValueError(
+                "Expected a batch as an argument of loss_fn, which may not close over"
+                " it, got none. Write def loss_fn(params, example), and call"
+                " grad_fn(params, batch)."
+            )
         if len(sizes) != 1 or "a scalar" in sizes:
             got = ", ".join(f"{rows} at {name}" for rows, name in sizes.items())
             raise ValueError(
-                f"Expected a batch with one length of axis 0, got {got or 'no arrays'}."
+                f"Expected a batch with one length of axis 0, got {got}."
                 " Name a key by prng_argnum."
             )
         return next(iter(sizes))
