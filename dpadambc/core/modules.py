@@ -144,6 +144,31 @@ def merge_arguments(args: Sequence[Any], rest: Any) -> list[Any]:
     return [whole.get(i, x) for i, x in enumerate(args)]
 
 
+def not_trained(args: Sequence[Any], wrt: Any) -> dict[Any, Any]:
+    """The variables of modules in arguments that are not trained, by path.
+
+    Without the draws of `nnx.RNN` for its first carry, which is zero.
+    """
+    nodes = list(filter(_is_node, jax.tree.leaves(args, is_leaf=_is_node)))
+    if nodes:
+        nnx = _nnx()
+        wrt = nnx.Any(nnx.Param if wrt is None else wrt, nnx.WithTag("carry"))
+    variables = [_parts(node, wrt)[1].variables for node in nodes]
+    return dict(jax.tree_util.tree_leaves_with_path(variables))
+
+
+def refuse_written(before: dict[Any, Any], after: dict[Any, Any]) -> None:
+    """Raises if a loss wrote a variable that is not trained: it would be lost."""
+    written = [path[1:] for path, x in before.items() if after.get(path, x) is not x]
+    if written:
+        names = ", ".join(map(jax.tree_util.keystr, written))
+        raise ValueError(
+            f"Expected loss_fn to write no variable, got one that writes {names}. Call"
+            " nnx.Dropout with rngs=key, the key of the example, and take nnx.BatchNorm"
+            " with use_running_average=True, or nnx.GroupNorm."
+        )
+
+
 def refuse_shared(params: Any) -> None:
     """Raises if a variable is in several places of a module, which JAX would part.
 

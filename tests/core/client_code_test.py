@@ -5,10 +5,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dpadambc
+from dpadambc import training
+from tests import common
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
 CLIP = dict(l2_clip_norm=1.0, normalize_by=1.0)
@@ -110,3 +113,44 @@ def test_a_function_that_is_called_for_one_example_after_the_other():
     assert "sequential" in refusal(on_host("expand_dims"), X[0], X)
     for remedy in (of(square), on_host("sequential")):
         np.testing.assert_allclose(remedy(X[0], X).materialize(), X**2, rtol=1e-6)
+
+
+def fit(optimizer, loss_fn=lambda w, x: w @ x):
+    return training.fit(
+        *(loss_fn, jnp.ones(3), (X,), common.poisson_gaussian(iterations=2), optimizer),
+        key=jax.random.key(0),
+        target_delta=1e-2,
+    )
+
+
+SGD = optax.sgd(0.1)
+ASK_FOR_MORE = {
+    "lbfgs": optax.lbfgs(),
+    "polyak": optax.polyak_sgd(),
+    "momo": optax.contrib.momo(),
+    "plateau": optax.chain(SGD, optax.contrib.reduce_on_plateau()),
+    "sophia": optax.contrib.sophia(0.1),
+    "sam by itself": optax.contrib.sam(SGD, SGD, opaque_mode=True),
+    "lookahead": optax.lookahead(SGD, 5, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", ASK_FOR_MORE)
+def test_an_optimizer_that_asks_for_the_loss_is_refused_before_the_loss_is_traced(name):
+    def untraced(w, x):
+        raise AssertionError
+
+    with pytest.raises(TypeError, match="No loss of a batch is private"):
+        fit(ASK_FOR_MORE[name], untraced)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        optax.contrib.sam(SGD, SGD),
+        optax.apply_if_finite(SGD, 3),
+        optax.chain(optax.clip_by_global_norm(1.0), SGD),
+    ],
+)
+def test_an_optimizer_that_asks_for_nothing_more_is_not(optimizer):
+    assert fit(optimizer).iterations == 2
