@@ -312,7 +312,7 @@ def search(
         step_of(candidate), params, frozen, data
     )
     programs = [program for candidate in listed for program in traced(candidate)]
-    score.check(mechanism, params, () if frozen is None else (frozen,))
+    score.check(mechanism, data, params, *(() if frozen is None else (frozen,)))
     cost = tuned_epsilon_of_event(
         score.compose(mechanism.dp_event(), mechanism.neighboring_relation),
         mechanism.accountants,

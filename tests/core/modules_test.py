@@ -328,7 +328,7 @@ def test_a_search_over_runs_of_a_module():
         optax.sgd,
         [0.1, 0.2],
         trials=dpadambc.accounting.Fixed(2),
-        score=training.PublicScore(lambda m, x: m(x), (X,)),
+        score=training.PublicScore(lambda m, x: m(x), (X.copy(),)),
         key=jax.random.key(0),
         target_delta=1e-3,
         trials_at_once=2,
