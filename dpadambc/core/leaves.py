@@ -16,7 +16,8 @@ import numpy as np
 _INSTEAD = (
     "Give a mapping by dict(), a structured array as a dictionary of its fields, other"
     " numbers by astype(np.float32), tables, pictures and what is on disk by"
-    " np.asarray, text as numbers, and settings by functools.partial(loss_fn, ...)."
+    " np.asarray, text as numbers, settings by functools.partial(loss_fn, ...), and no"
+    " None."
 )
 _INSTEAD_OF_PARAMS = (
     "Train arrays alone, of Equinox eqx.partition(model, eqx.is_inexact_array)[0], and"
@@ -112,7 +113,8 @@ def is_array(leaf: Any) -> bool:
 def check(**named: Any) -> None:
     """Raises unless the leaves of trees are arrays, or numbers, as JAX takes them."""
     for name, tree in named.items():
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        of_data = lambda x, name=name: x is None and name.startswith("data")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=of_data):
             if not is_array(leaf):
                 got, dtype = type(leaf).__name__, getattr(leaf, "dtype", None)
                 if dtype is not None and getattr(dtype, "names", None) is None:
