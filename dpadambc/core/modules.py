@@ -60,17 +60,16 @@ def _parts(node: Any, wrt: Any) -> tuple[Any, Rest]:
 
 
 def _refuse_state_of_linen(params: Any) -> None:
-    def names(x: Any) -> list[str]:
-        is_variables = isinstance(x, Mapping) and "params" in x
-        return [name for name in _STATE_OF_LINEN if is_variables and name in x]
-
-    is_variables = lambda x: bool(names(x))
-    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_variables)
+    is_mapping = lambda x: isinstance(x, Mapping) and "params" in x
+    state = lambda x: sorted(x.keys() & _STATE_OF_LINEN) if is_mapping(x) else []
+    leaves = jax.tree_util.tree_leaves_with_path(
+        params, is_leaf=lambda x: bool(state(x))
+    )
     for path, found in leaves:
-        if is_variables(found):
+        if names := state(found):
             raise TypeError(
                 f"Expected params{jax.tree_util.keystr(path)} without the collections"
-                f" {names(found)} of Flax Linen, which no gradient trains. Give"
+                f" {names} of Flax Linen, which no gradient trains. Give"
                 " variables['params'] as params, and the others as frozen, or as an"
                 " argument that is no batch."
             )
@@ -164,8 +163,8 @@ def refuse_written(before: dict[Any, Any], after: dict[Any, Any]) -> None:
         names = ", ".join(map(jax.tree_util.keystr, written))
         raise ValueError(
             f"Expected loss_fn to write no variable, got one that writes {names}. Call"
-            " nnx.Dropout with rngs=key, the key of the example, and take nnx.BatchNorm"
-            " with use_running_average=True, or nnx.GroupNorm."
+            " nnx.Dropout with rngs=key, and take nnx.BatchNorm with"
+            " use_running_average=True, or nnx.GroupNorm."
         )
 
 
