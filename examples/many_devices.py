@@ -1,4 +1,4 @@
-"""Trains on all devices: draws and epsilon are the same on any number of them.
+"""Trains on all devices: epsilon is the same on any number, the draws are others.
 
 pip install '.[demo]'    # in a clone: scikit-learn, which has the data
 python examples/many_devices.py

@@ -47,6 +47,8 @@ def solved(
         "sampling_prob": (2.0**-24, 4.0, 1.0),
         "iterations": (1, 4, 2**30),
     }[unknown]
+    if unknown == "noise_multiplier" and ratio(start) > 1:
+        grid = start, _, _ = 2.0**30, 0.25, start
     if ratio(start) > 1:
         raise ValueError(
             f"Expected a target_epsilon that some {unknown} can reach, got"

@@ -86,7 +86,8 @@ class Explanation:
       ordinary_bytes: temporaries of the gradient, or step, without privacy; None if not
         told, or if JAX cannot map the loss over a batch.
       without_gradient: a sentence for each parameter that the loss does not depend on.
-      costly: a sentence for each kernel whose gradients are formed.
+      costly: a sentence for each kernel whose gradients are formed; else one where the
+        ordinary gradient, itself included, takes less than half of the memory.
       products: of the clip, one row for each platform.
       plan: the programs that were compared, if there is a memory limit.
     """
@@ -227,6 +228,20 @@ def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+def _more_than_twice(
+    private: int | None, ordinary: int | None, gradient: float
+) -> tuple[str, ...]:
+    """A sentence where the ordinary gradient takes less than half of the memory."""
+    if private is None or ordinary is None or private <= 2 * (ordinary + gradient):
+        return ()
+    return (
+        f"The clipped gradient takes {readable(private)}, and the ordinary one"
+        f" {readable(ordinary)}. If the loss makes a kernel of parameters, a @ b say,"
+        " multiply the data by one after the other, where that is the same; else take"
+        " microbatches.",
+    )
+
+
 def explain(
     fun: Callable[..., Any],
     *args: Any,
@@ -346,6 +361,7 @@ def explain(
     )
     plan = None if memory_limit is None else planned(programs, memory_limit)
     private, ordinary = _temporaries(programs, plan, rows)
+    gradient = sum(row.materialized_bytes for row in rows) / batch_size
     without_gradient = tuple(
         f"{row.name} gets no gradient: the loss does not depend on it. Noise will move"
         " it all the same; do not train it."
@@ -359,7 +375,7 @@ def explain(
         is_compiled=private is not None,
         ordinary_bytes=ordinary,
         without_gradient=without_gradient,
-        costly=_costly(rows),
+        costly=_costly(rows) or _more_than_twice(private, ordinary, gradient),
         products=_products(grad_fn, arguments, args, dtypes, precision),
         plan=plan,
     )

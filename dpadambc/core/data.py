@@ -57,7 +57,7 @@ def one_example(data: Any) -> tuple[Any, ...]:
     """The arguments of the loss for one example, arrays or shapes."""
     if is_source(data):
         example = arguments(data[0])
-        leaves.check(data=example)
+        leaves.check(**{"data[i]": example})
         return example
     shape = lambda x: jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x))
     return arguments(jax.tree.map(shape, data))

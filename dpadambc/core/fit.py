@@ -16,12 +16,7 @@ from dpadambc.core import keys, leaves, mesh, modules, validate
 from dpadambc.core.accounting import check_delta
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.programs import Programs
-from dpadambc.core.spending import (
-    Spending,
-    compose,
-    public_numbers,
-    run_of,
-)
+from dpadambc.core.spending import Spending, compose, public_numbers, run_of
 from dpadambc.core.step import Step, TrainState
 from dpadambc.engine import rounding
 

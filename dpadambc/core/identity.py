@@ -103,8 +103,14 @@ def traced_programs(
             " fit clips and adds the noise itself. Instead of dp_adam_bc(...) give"
             " adam_bc(1e-3, mechanism), instead of dp_sgd(...) optax.sgd(1e-3)."
         )
-    # Gradients are wide too.
-    update, (updates, _) = trace(optimizer.update)(wide, state, trained)
+    try:  # gradients are wide too
+        update, (updates, _) = trace(optimizer.update)(wide, state, trained)
+    except Exception as error:
+        raise TypeError(
+            "Expected optimizer to take the private gradient, its state and params, got"
+            f" {error!r}. No loss of a batch is private: docs/guides/optimizers.md has"
+            " the way of those that ask for it, and of optax.lookahead."
+        ) from error
     shapes = lambda tree: [x.shape for x in jax.tree.leaves(tree)]
     if shapes(updates) != shapes(trained):
         raise ValueError(
@@ -115,7 +121,7 @@ def traced_programs(
     shared = () if frozen is None else (frozen,)
     key = (jax.random.key(0),) if takes_key(step.loss_fn) else ()
     loss_fn = positional(step.loss_fn, has_frozen=frozen is not None)
-    of_one = scalar_loss(loss_fn, has_aux=False)
+    of_one = scalar_loss(loss_fn, has_aux=False, rest={}, wrt=step.wrt)
     loss, _ = trace(of_one)(params, *shared, *example, *key)
     mechanism._check_loss(loss, example)
     levels = mechanism.noise_multiplier

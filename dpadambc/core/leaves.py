@@ -16,7 +16,12 @@ import numpy as np
 _INSTEAD = (
     "Give a mapping by dict(), a structured array as a dictionary of its fields, other"
     " numbers by astype(np.float32), tables, pictures and what is on disk by"
-    " np.asarray, text as numbers, and settings by functools.partial(loss_fn, ...)."
+    " np.asarray, text as numbers, settings by functools.partial(loss_fn, ...), and no"
+    " None."
+)
+_INSTEAD_OF_PARAMS = (
+    "Train arrays alone, of Equinox eqx.partition(model, eqx.is_inexact_array)[0], and"
+    " combine them with the rest in the loss; give a mapping by dict()."
 )
 
 _MOST_SHOWN = 4
@@ -56,6 +61,20 @@ def _type_of(argument: Any) -> str:
     return f"{type(argument).__name__} of {listed or 'nothing'}"
 
 
+def _remedy(error: Exception) -> str:
+    if isinstance(error, NameError) and error.name is None:  # of JAX, for an axis
+        return (
+            "It has a collective over a batch, as BatchNorm(axis_name=...) has: take"
+            " GroupNorm, LayerNorm or fixed statistics."
+        )
+    if "context mesh" in str(error):
+        return "It closes over an array on an Explicit mesh: make that an argument."
+    return (
+        "Write a loss of a batch for one example, with an argument for each array of"
+        " data: the library sums over examples."
+    )
+
+
 @contextlib.contextmanager
 def explained_call(arguments: Sequence[Any]) -> Iterator[None]:
     """Adds to an error in a loss the arguments that it was called with."""
@@ -64,9 +83,8 @@ def explained_call(arguments: Sequence[Any]) -> Iterator[None]:
     except Exception as error:
         types = ", ".join(map(_type_of, arguments))
         error.add_note(
-            "Expected loss_fn to take params and one example without a batch axis, got"
-            f" this error from loss_fn({types}). Write it for one example, with an"
-            " argument for each array of data: the library sums over examples."
+            "Expected loss_fn to run on params and one example without a batch axis,"
+            f" got this error from loss_fn({types}). {_remedy(error)}"
         )
         raise
 
@@ -95,14 +113,16 @@ def is_array(leaf: Any) -> bool:
 def check(**named: Any) -> None:
     """Raises unless the leaves of trees are arrays, or numbers, as JAX takes them."""
     for name, tree in named.items():
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        of_data = lambda x, name=name: x is None and name.startswith("data")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=of_data):
             if not is_array(leaf):
                 got, dtype = type(leaf).__name__, getattr(leaf, "dtype", None)
                 if dtype is not None and getattr(dtype, "names", None) is None:
                     got = f"{got} of dtype {dtype}"
+                instead = _INSTEAD_OF_PARAMS if name == "params" else _INSTEAD
                 raise TypeError(
                     f"Expected {name}{jax.tree_util.keystr(path)} to be an array of"
-                    f" numbers, of a dtype of JAX, got {got}. {_INSTEAD}"
+                    f" numbers, of a dtype of JAX, got {got}. {instead}"
                 )
 
 

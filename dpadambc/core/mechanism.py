@@ -118,7 +118,7 @@ class Mechanism(abc.ABC):
         check_rule(self.clip_rule)
         if not callable(self.noise_multiplier):
             validate.non_negative(noise_multiplier=self.noise_multiplier)
-        validate.count(iterations=self.iterations)
+        validate.count(least=1, iterations=self.iterations)
         if self.neighboring_relation not in self.relations:
             supported = " or ".join(map(str, self.relations))
             raise ValueError(

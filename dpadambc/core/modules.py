@@ -60,17 +60,16 @@ def _parts(node: Any, wrt: Any) -> tuple[Any, Rest]:
 
 
 def _refuse_state_of_linen(params: Any) -> None:
-    def names(x: Any) -> list[str]:
-        is_variables = isinstance(x, Mapping) and "params" in x
-        return [name for name in _STATE_OF_LINEN if is_variables and name in x]
-
-    is_variables = lambda x: bool(names(x))
-    leaves = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_variables)
+    is_mapping = lambda x: isinstance(x, Mapping) and "params" in x
+    state = lambda x: sorted(x.keys() & _STATE_OF_LINEN) if is_mapping(x) else []
+    leaves = jax.tree_util.tree_leaves_with_path(
+        params, is_leaf=lambda x: bool(state(x))
+    )
     for path, found in leaves:
-        if is_variables(found):
+        if names := state(found):
             raise TypeError(
                 f"Expected params{jax.tree_util.keystr(path)} without the collections"
-                f" {names(found)} of Flax Linen, which no gradient trains. Give"
+                f" {names} of Flax Linen, which no gradient trains. Give"
                 " variables['params'] as params, and the others as frozen, or as an"
                 " argument that is no batch."
             )
@@ -142,6 +141,31 @@ def merge_arguments(args: Sequence[Any], rest: Any) -> list[Any]:
     """The arguments that `split_arguments` was given, with parameters of theirs."""
     whole = merge({i: args[i] for i in rest}, rest)
     return [whole.get(i, x) for i, x in enumerate(args)]
+
+
+def not_trained(args: Sequence[Any], wrt: Any) -> dict[Any, Any]:
+    """The variables of modules in arguments that are not trained, by path.
+
+    Without the draws of `nnx.RNN` for its first carry, which is zero.
+    """
+    nodes = list(filter(_is_node, jax.tree.leaves(args, is_leaf=_is_node)))
+    if nodes:
+        nnx = _nnx()
+        wrt = nnx.Any(nnx.Param if wrt is None else wrt, nnx.WithTag("carry"))
+    variables = [_parts(node, wrt)[1].variables for node in nodes]
+    return dict(jax.tree_util.tree_leaves_with_path(variables))
+
+
+def refuse_written(before: dict[Any, Any], after: dict[Any, Any]) -> None:
+    """Raises if a loss wrote a variable that is not trained: it would be lost."""
+    written = [path[1:] for path, x in before.items() if after.get(path, x) is not x]
+    if written:
+        names = ", ".join(map(jax.tree_util.keystr, written))
+        raise ValueError(
+            f"Expected loss_fn to write no variable, got one that writes {names}. Call"
+            " nnx.Dropout with rngs=key, and take nnx.BatchNorm with"
+            " use_running_average=True, or nnx.GroupNorm."
+        )
 
 
 def refuse_shared(params: Any) -> None:

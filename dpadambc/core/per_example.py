@@ -12,6 +12,7 @@ from dpadambc.core import keys, leaves, modules, validate
 from dpadambc.core.arrays import invariant_axes, make_varying, varying_axes
 from dpadambc.core.gradient import mask_examples, seal_gradients
 from dpadambc.core.mesh import spec_of_examples, with_automatic_axes
+from dpadambc.engine.forms import Full
 from dpadambc.engine.transform import Method, factored_outputs
 
 Argnums = int | Sequence[int]
@@ -91,10 +92,16 @@ class Arguments:
         for path, leaf in jax.tree_util.tree_leaves_with_path(self.batches(args)):
             rows = jnp.shape(leaf)[0] if jnp.ndim(leaf) else "a scalar"
             sizes.setdefault(rows, f"batch{jax.tree_util.keystr(path)}")
+        if not sizes:
+            raise ValueError(
+                "Expected a batch as an argument of loss_fn, which may not close over"
+                " it, got none. Write def loss_fn(params, example), and call"
+                " grad_fn(params, batch)."
+            )
         if len(sizes) != 1 or "a scalar" in sizes:
             got = ", ".join(f"{rows} at {name}" for rows, name in sizes.items())
             raise ValueError(
-                f"Expected a batch with one length of axis 0, got {got or 'no arrays'}."
+                f"Expected a batch with one length of axis 0, got {got}."
                 " Name a key by prng_argnum."
             )
         return next(iter(sizes))
@@ -108,13 +115,19 @@ def check_floating(params: Any) -> None:
     validate.real_arrays(params=jax.tree.map(array, params))
 
 
-def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-    """The loss with its output checked."""
+def scalar_loss(
+    loss_fn: Callable[..., Any], has_aux: bool, rest: Any, wrt: Any
+) -> Callable[..., Any]:
+    """The loss of the parts of `split`, with its output checked."""
 
     def checked(*args):
         # Copies, since nnx modules know the trace in which their containers were made.
+        copies = jax.tree.map(lambda x: x, args)
+        whole = modules.merge_arguments(copies, rest)
+        before = modules.not_trained(whole, wrt)
         with leaves.explained_call(args):
-            output = loss_fn(*jax.tree.map(lambda x: x, args))
+            output = loss_fn(*whole)
+        modules.refuse_written(before, modules.not_trained(whole, wrt))
         loss = output[0] if has_aux else output
         is_array = not isinstance(loss, tuple | dict | list)
         is_scalar = is_array and jnp.shape(loss) == ()
@@ -138,8 +151,7 @@ def sealed_value_and_grad(
         raise ValueError(f"Expected method 'factored' or 'vmap', got {method!r}.")
 
     def all_examples(rest, *args):
-        of_trained = lambda *args: loss_fn(*modules.merge_arguments(args, rest))
-        loss = scalar_loss(of_trained, has_aux)
+        loss = scalar_loss(loss_fn, has_aux, rest, parts.wrt)
         value_and_grad = jax.value_and_grad(loss, parts.argnums, has_aux)
         one_example = lambda *args: value_and_grad(*parts.with_own_key(args))
         batches = parts.batches(args)
@@ -156,6 +168,11 @@ def sealed_value_and_grad(
             args[i] = make_varying(args[i], axes)
         output, gradients = jax.vmap(factored, in_axes=parts.in_axes(args))(*args)
         shapes, rules = static["shapes, rules"]
+        if {*rules} == {Full.rule}:
+            raise ValueError(
+                "Expected loss_fn to depend on params, got no gradient for any of them."
+                " Compute it from its argument, not from a model that it closes over."
+            )
         shapes, structure = jax.tree.flatten(shapes)
         sealed = seal_gradients(gradients, shapes, rules, axes)
         return output, structure.unflatten(sealed)

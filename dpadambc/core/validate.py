@@ -27,7 +27,7 @@ def known_number(name: str, value: Any) -> float | None:
     """The value as a float, or None where JAX is tracing it."""
     try:
         array = np.asarray(value) if not isinstance(value, jax.Array) else value
-        if isinstance(value, str | bytes) or array.shape != ():
+        if isinstance(value, str | bytes | bool | np.bool_) or array.shape != ():
             raise TypeError
         return float(array)
     except jax.errors.ConcretizationTypeError:

@@ -32,7 +32,8 @@ def _refuse_own_batching(eqn: jex.JaxprEqn) -> None:
         raise ValueError(
             "Expected loss_fn to see one example alone, got an operation in it with a"
             f" rule of its own for batches ({what}): it is given all examples, and may"
-            " mix them. Leave the rule out, or take vmap_method='sequential'."
+            " mix them. Call the function without custom_vmap or sequential_vmap, and a"
+            " callback with vmap_method='sequential'."
         )
 
 

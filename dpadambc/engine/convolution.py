@@ -28,12 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.engine import forms, precision, product, rounding, view
-from dpadambc.engine.interface import (
-    Gradient,
-    Norm,
-    Shape,
-    pytree,
-)
+from dpadambc.engine.interface import Gradient, Norm, Shape, pytree
 
 
 class Window(NamedTuple):

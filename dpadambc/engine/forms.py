@@ -11,14 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.engine import precision, rounding
-from dpadambc.engine.interface import (
-    Entrywise,
-    Gradient,
-    Norm,
-    Shape,
-    pytree,
-    squared,
-)
+from dpadambc.engine.interface import Entrywise, Gradient, Norm, Shape, pytree, squared
 
 
 @pytree(data_fields=("value",))

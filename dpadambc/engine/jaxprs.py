@@ -87,11 +87,7 @@ def bind(
     }
     outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
     alone = jaxpr.replace(
-        constvars=[],
-        invars=list(known),
-        outvars=outs,
-        eqns=[eqn],
-        effects=eqn.effects,
+        constvars=[], invars=list(known), outvars=outs, eqns=[eqn], effects=eqn.effects
     )
     fun = jex.jaxpr_as_fun(jex.ClosedJaxpr(alone, ()))
     fun = transform(fun) if transform else fun

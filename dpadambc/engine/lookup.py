@@ -11,14 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpadambc.engine import forms, precision, product, rounding, view
-from dpadambc.engine.interface import (
-    Entrywise,
-    Gradient,
-    Norm,
-    Shape,
-    pytree,
-    squared,
-)
+from dpadambc.engine.interface import Entrywise, Gradient, Norm, Shape, pytree, squared
 
 
 @pytree(data_fields=("ids", "g"))
@@ -54,10 +47,7 @@ class Lookup(Gradient):
         width = math.prod(self._row_shape)
         count = math.prod(self.ids.shape) // max(stacked, 1)
         rows = self.g.astype(precision.at_least_float32(self.g.dtype))
-        return (
-            self.ids.reshape(stacked, count),
-            rows.reshape(stacked, count, width),
-        )
+        return (self.ids.reshape(stacked, count), rows.reshape(stacked, count, width))
 
     def dense(self, units: rounding.Units = rounding.DEFAULT) -> jax.Array:
         del units

@@ -27,14 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from dpadambc.engine import forms, precision, rounding
-from dpadambc.engine.interface import (
-    Entrywise,
-    Gradient,
-    Norm,
-    Shape,
-    pytree,
-    squared,
-)
+from dpadambc.engine.interface import Entrywise, Gradient, Norm, Shape, pytree, squared
 
 Axes = tuple[int, ...]
 
@@ -341,10 +334,7 @@ class Product(Gradient):
 
 
 def of_grams(
-    unit: rounding.Unit,
-    grams: Sequence[jax.Array],
-    lengths: Sequence[int],
-    scaled: int,
+    unit: rounding.Unit, grams: Sequence[jax.Array], lengths: Sequence[int], scaled: int
 ) -> Norm:
     r"""Of Gram matrices with axes (l, t, t), which have all that S needs.
 

@@ -65,12 +65,9 @@ def _bars(progress: bool, callbacks: Sequence[Callback]) -> list[Any]:
 
 
 def _affordable(mechanism: Mechanism, spent: Spending | None, **budget: float) -> int:
-    """Returns the number of steps within a budget, and raises if it has room for none.
-
-    A mechanism of no steps needs no room.
-    """
+    """The number of steps within a budget; raises if it has room for none."""
     iterations = affordable_iterations(mechanism, spent=spent, **budget)
-    if iterations == 0 < mechanism.iterations:
+    if not iterations:
         one = compose([each for each in (spent, (mechanism, 1)) if each is not None])
         raise ValueError(
             "Expected target_epsilon for at least one step, which makes epsilon"

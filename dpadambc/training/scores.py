@@ -84,8 +84,14 @@ class PublicScore(Score):
       ...     lambda w, x, y: -(w @ x - y) ** 2, (jnp.ones((10, 3)), jnp.ones(10)))
     """
 
-    def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
-        """Raises nothing: public data go with every mechanism; for `search`."""
+    def check(self, mechanism: Mechanism, data: Any, *arguments: Any) -> None:
+        """Raises where an array is one that is trained on; for `search`."""
+        trained_on = set(map(id, jax.tree.leaves(data)))
+        if trained_on & set(map(id, jax.tree.leaves(self.data))):
+            raise ValueError(
+                "Expected a PublicScore of data that need no protection, got an array"
+                " of the training data. Score these by a NoisyScore."
+            )
 
     def summary(self, scores: np.ndarray, rng: np.random.Generator) -> float:
         """The score of a model; for `search`."""
@@ -143,9 +149,9 @@ class NoisyScore(Score):
         validate.positive(normalize_by=self.normalize_by)
         validate.positive(noise_multiplier=self.noise_multiplier)
 
-    def check(self, mechanism: Mechanism, params: Any, shared: tuple[Any, ...]) -> None:
+    def check(self, mechanism: Mechanism, data: Any, *arguments: Any) -> None:
         """Raises where a node moves more than one score; for `search`."""
-        traced = jax.make_jaxpr(self.fn)(params, *shared, *_data.one_example(self.data))
+        traced = jax.make_jaxpr(self.fn)(*arguments, *_data.one_example(self.data))
         if mechanism.terms_per_unit > 1 or gathers_nodes(traced):
             raise ValueError(
                 "Expected a NoisyScore without graphs.gather, and a mechanism of"

@@ -109,8 +109,7 @@ def _checked_candidates(candidates: Any) -> tuple[tuple[Candidate, ...], Any]:
             " needs another program."
         )
     for leaf in jax.tree.leaves(listed):
-        is_bool = isinstance(leaf, bool | np.bool_)
-        if is_bool or validate.known_number("candidates", leaf) is None:
+        if validate.known_number("candidates", leaf) is None:
             raise TypeError(f"Expected candidates to be numbers, got {leaf!r}.")
     # On the host: no program has their shape.
     return listed, jax.tree.map(lambda *x: np.asarray(jnp.asarray(x)), *listed)
@@ -311,7 +310,7 @@ def search(
         step_of(candidate), params, frozen, data
     )
     programs = [program for candidate in listed for program in traced(candidate)]
-    score.check(mechanism, params, () if frozen is None else (frozen,))
+    score.check(mechanism, data, params, *(() if frozen is None else (frozen,)))
     cost = tuned_epsilon_of_event(
         score.compose(mechanism.dp_event(), mechanism.neighboring_relation),
         mechanism.accountants,

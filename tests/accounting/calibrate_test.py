@@ -72,6 +72,19 @@ def test_all_examples_may_take_part_where_the_target_allows_it():
     assert mechanism.sampling_prob == 1.0
 
 
+def test_a_target_may_need_a_great_deal_of_noise():
+    mechanism = dpadambc.PoissonGaussian.calibrate(
+        target_epsilon=1e-3,
+        target_delta=1e-9,
+        sampling_prob=1.0,
+        iterations=10**6,
+        l2_clip_norm=1.0,
+        normalize_by=100,
+    )
+    assert mechanism.noise_multiplier > 2**20
+    assert 0.999e-3 < mechanism.epsilon(1e-9) <= 1e-3
+
+
 def test_a_target_that_cannot_be_reached_is_an_error():
     with pytest.raises(ValueError, match="target_epsilon"):
         dpadambc.PoissonGaussian.calibrate(

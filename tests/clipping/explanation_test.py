@@ -359,3 +359,38 @@ def test_the_precision_and_the_dtypes_choose_the_products():
     assert products(params, 0 * eye, eye)["tpu"][1] == 0
     with pytest.raises(ValueError, match="precision"):
         products(params, eye, eye, precision=jax.lax.Precision.HIGH)
+
+
+W = jnp.ones((128, 128)) / 128
+A, B = jnp.ones((128, 4)), jnp.ones((4, 128))
+FACTORS = {"a": A, "b": B}
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        lambda p: W * (1 + p["a"] @ p["b"]),
+        lambda p: W + (p["a"] @ p["b"]) * (p["a"] @ p["b"]),
+    ],
+)
+def test_warns_of_a_kernel_that_is_made_of_parameters(kernel):
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ kernel(p)))
+    found = dpadambc.explain(loss, FACTORS, jnp.ones((4, 128)), batch_size=16)
+    assert found.factored_bytes > 4 * found.ordinary_bytes
+    (sentence,) = found.warnings
+    assert "kernel of parameters" in sentence
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda p, x: x @ W + x @ p["a"] @ p["b"],
+        lambda p, x: x @ (W + p["a"] @ p["b"]),
+        lambda p, x: jnp.tanh(x @ p["a"]) @ p["b"],
+    ],
+)
+@pytest.mark.parametrize("batch_size", [1, 16, 256])
+def test_does_not_warn_where_a_kernel_costs_nothing(layer, batch_size):
+    loss = lambda p, x: jnp.sum(jnp.tanh(layer(p, x)))
+    example = jnp.ones((4, 128))
+    assert not dpadambc.explain(loss, FACTORS, example, batch_size=batch_size).warnings

@@ -425,3 +425,13 @@ def test_complex_parameters_are_told_of_pairs(dtype):
     pairs = {"re": jnp.ones(9), "im": jnp.ones(9)}
     of_pairs = lambda w, x: loss({"k": w["re"] + 1j * w["im"]}, x)
     assert fit((x,), of_pairs, params=pairs).iterations == 2
+
+
+def test_data_have_no_missing_leaf():
+    data = ROWS.astype(float), {"a": ROWS[:, None], "b": None}
+    with pytest.raises(TypeError, match=r"data\[1\]\['b'\].*NoneType"):
+        fit(data)
+    with pytest.raises(TypeError, match=r"data\[i\]\[1\].*NoneType"):
+        fit(Source(lambda i: (float(ROWS[i]), None)))
+    loss = lambda w, frozen, x: w * x + (frozen["b"] or 0)  # near miss: no example
+    assert fit(data[:1], loss, frozen={"a": 1.0, "b": None}).iterations == 2

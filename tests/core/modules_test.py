@@ -55,7 +55,9 @@ class Tied(nnx.Module):
 
 
 def net():
-    return Net(nnx.Rngs(0))
+    model = Net(nnx.Rngs(0))
+    model.eval()
+    return model
 
 
 def square(model, x):
@@ -98,7 +100,6 @@ def moved(before, after):
 )
 def test_the_gradient_is_that_of_flax(method, wrap):
     model = net()
-    model.eval()
     grads = wrap(dpadambc.per_example_grad(square, method=method))(model, X)
     expected = [nnx.grad(square)(model, x) for x in X]
     assert jax.tree.structure(dpadambc.materialize(grads)) == jax.tree.structure(
@@ -114,7 +115,6 @@ def test_the_gradient_is_that_of_flax(method, wrap):
 def test_what_is_not_trained_counts_in_no_norm():
     """Negative control: with the other variables the norm is larger."""
     model = net()
-    model.eval()
     norms = lambda **options: dpadambc.per_example_norms(
         dpadambc.per_example_grad(square, **options)(model, X)
     )
@@ -126,7 +126,6 @@ def test_what_is_not_trained_counts_in_no_norm():
 def test_clipped_grad_of_a_module(microbatch_size):
     options = dict(l2_clip_norm=1.0, normalize_by=1.0, microbatch_size=microbatch_size)
     model = net()
-    model.eval()
     sums = dpadambc.clipped_grad(square, **options)(model, X)
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     by_hand = dpadambc.clipped_grad(
@@ -157,7 +156,6 @@ def test_fit_trains_the_parameters_alone(steps_per_call):
 
 def test_fit_of_a_module_is_fit_of_its_parameters():
     model = net()
-    model.eval()
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     by_hand = lambda params, rest, x: square(nnx.merge(graph, params, rest), x)
     options = dict(
@@ -322,7 +320,6 @@ def test_checkpoints_and_releases_of_a_module(tmp_path):
 @pytest.mark.slow
 def test_a_search_over_runs_of_a_module():
     model = net()
-    model.eval()
     found = training.search(
         square,
         model,
@@ -331,7 +328,7 @@ def test_a_search_over_runs_of_a_module():
         optax.sgd,
         [0.1, 0.2],
         trials=dpadambc.accounting.Fixed(2),
-        score=training.PublicScore(lambda m, x: m(x), (X,)),
+        score=training.PublicScore(lambda m, x: m(x), (X.copy(),)),
         key=jax.random.key(0),
         target_delta=1e-3,
         trials_at_once=2,
@@ -342,7 +339,6 @@ def test_a_search_over_runs_of_a_module():
 @pytest.mark.slow
 def test_the_audit_of_a_module():
     model = net()
-    model.eval()
     pipeline = audit.Pipeline.of_fit(square, model, (X,), MECHANISM, optax.sgd(0.1))
     assert pure(pipeline.params).keys() == TRAINED
     report = audit.run(pipeline)
@@ -467,7 +463,6 @@ def test_a_module_that_is_split_over_devices(kind):
     )
     options = dict(mechanism=mechanism, optimizer=optax.sgd(1.0, momentum=0.9))
     model = net()
-    model.eval()
     one = fit(square, model, **options)
     mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2], axis_types=(kind,))
     model = jax.device_put(model, training.fully_sharded(model, mesh, "data"))
@@ -480,3 +475,72 @@ def test_a_module_that_is_split_over_devices(kind):
     expected = pure(one.params)
     for name, x in pure(two.params).items():
         np.testing.assert_allclose(x, expected[name], rtol=1e-5, atol=1e-6)
+
+
+class Writing(nnx.Module):
+    """Layers that draw from a stream of their own, or keep statistics."""
+
+    def __init__(self, layer, rngs):
+        self.layer, self.out = layer, nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, x, **options):
+        return self.out(self.layer(x, **options))[0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "options", "variable"),
+    [
+        (nnx.Dropout(0.5, rngs=nnx.Rngs(0)), {}, "count"),
+        (nnx.BatchNorm(4, rngs=nnx.Rngs(0)), {}, "mean"),
+        (nnx.Dropout(0.5, rngs=nnx.Rngs(0)), {"deterministic": True}, None),
+        (nnx.Dropout(0.5, rngs=nnx.Rngs(0)), {"rngs": jax.random.key(0)}, None),
+        (nnx.BatchNorm(4, rngs=nnx.Rngs(0)), {"use_running_average": True}, None),
+        (nnx.LayerNorm(4, rngs=nnx.Rngs(0)), {}, None),
+        (nnx.RNN(nnx.GRUCell(4, 4, rngs=nnx.Rngs(0))), {}, None),
+    ],
+)
+def test_a_loss_writes_no_variable_that_is_not_trained(layer, options, variable):
+    model, is_rnn = Writing(layer, nnx.Rngs(0)), isinstance(layer, nnx.RNN)
+    rows = X[:, None] if is_rnn else X
+    loss = lambda model, x: jnp.sum(model(x, **options) ** 2)
+    frozen = lambda w, model, x: jnp.sum(w * model(x, **options))
+    calls = (
+        lambda: dpadambc.per_example_grad(loss)(model, rows),
+        lambda: dpadambc.per_example_grad(loss, method="vmap")(model, rows),
+        lambda: dpadambc.per_example_grad(frozen, batch_argnums=2)(1.0, model, rows),
+        lambda: fit(loss, model, (rows,)),
+        lambda: fit(frozen, 1.0, (rows,), frozen=model),
+    )
+    for call in calls:
+        if variable is None:
+            call()
+        else:
+            with pytest.raises(ValueError, match=variable):
+                call()
+
+
+def test_a_loss_may_change_its_arguments_and_record_what_it_likes():
+    def loss(model, example):
+        y = example.pop("y")
+        model.out.seen = nnx.Intermediate(y)
+        return (model(**example) - y) ** 2
+
+    data = {"x": X, "y": X[:, 0]}
+    model = net()
+    grads = dpadambc.per_example_grad(loss)(model, data)
+    plain = lambda model, example: (model(example["x"]) - example["y"]) ** 2
+    expected = dpadambc.per_example_grad(plain)(model, data)
+    np.testing.assert_array_equal(
+        dpadambc.per_example_norms(grads), dpadambc.per_example_norms(expected)
+    )
+
+
+def test_a_loss_of_a_model_that_it_closes_over_trains_nothing():
+    model = net()
+    closed = lambda params, x: square(model, x)
+    with pytest.raises(ValueError, match="closes over"):
+        dpadambc.per_example_grad(closed)(net(), X)
+    with pytest.raises(ValueError, match="closes over"):
+        fit(closed, net())
+    part = lambda params, x: square(model, x) * params["used"]  # near miss
+    dpadambc.per_example_grad(part)({"used": 1.0, "unused": 1.0}, X)

@@ -97,7 +97,7 @@ def test_a_loss_of_other_arguments_than_data_is_refused(loss, data, frozen, type
     with pytest.raises(TypeError, match="argument") as caught:
         fit(loss, data, frozen=frozen)
     (note,) = [x for x in caught.value.__notes__ if x.startswith("Expected")]
-    assert f"{types}). Write it" in note
+    assert f"{types}). Write a loss of a batch" in note
     assert "an argument for each array of data" in note
 
 

@@ -77,7 +77,7 @@ def test_a_run_that_goes_on_says_from_where(capsys, tmp_path):
 
 
 def test_a_search_says_nothing_for_each_trial(capsys):
-    score = training.PublicScore(lambda w, x: w @ x, (X,))
+    score = training.PublicScore(lambda w, x: w @ x, (X.copy(),))
     training.search(
         *(lambda w, x: w @ x, jnp.zeros(2), (X,), MECHANISM, optax.sgd, [0.1, 0.2]),
         trials=accounting.Fixed(2),

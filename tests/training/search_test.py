@@ -349,7 +349,7 @@ def test_a_private_score_of_nodes_is_refused():
     with pytest.raises(ValueError, match="NoisyScore"):
         search(**NODES | {"score": noisy(indexed)})
     assert search(**NODES | plain | {"score": noisy(indexed)}).best
-    public = training.PublicScore(gathered, NODES["data"])
+    public = training.PublicScore(gathered, jax.tree.map(np.copy, NODES["data"]))
     assert search(**NODES | {"score": public}).best
 
 
@@ -404,3 +404,10 @@ def test_no_score_of_other_numbers(change, error, message):
 def test_a_score_of_an_example_is_a_number():
     with pytest.raises(ValueError, match="score"):
         search(score=training.PublicScore(lambda w, x, y: w * x, HELD_OUT))
+
+
+def test_a_public_score_of_an_array_of_the_training_data_is_refused():
+    x, y = DATA
+    for data in (DATA, (x, np.copy(y)), {"x": np.copy(x), "y": y}):
+        with pytest.raises(ValueError, match="NoisyScore"):
+            search(score=training.PublicScore(negative_loss, data))

@@ -667,3 +667,38 @@ def test_a_loop_on_an_explicit_mesh_gathers_from_data_that_are_split():
         np.testing.assert_allclose(trained(*place, compiled), expected, rtol=1e-4)
     with pytest.raises(ValueError, match="8 shards of data divide"):
         trained(w, place[1], True)
+
+
+def trained_without_noise(*shape):
+    """By the loop of the guide to devices."""
+    silent = common.poisson_gaussian(noise_multiplier=0.0, iterations=3)
+    rows = np.random.default_rng(0).normal(size=(160, 16)).astype(np.float32)
+    mesh = jax.make_mesh(shape, ("data", "model")[: len(shape)])
+    place = lambda x, *axes: jax.device_put(x, NamedSharding(mesh, P(*axes)))
+    params, rows, key = (
+        place(np.zeros(16)),
+        place(rows, "data"),
+        place(jax.random.key(2)),
+    )
+    optimizer = optax.chain(dpadambc.privatize(silent, key=key), optax.sgd(0.1))
+    grad_fn = dpadambc.per_example_grad(lambda w, x: (w @ x - x[0]) ** 2)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def take_step(params, state, step):
+        batch = silent.sample_step(key, step, num_examples=160)
+        masks = {"is_padding_example": batch.is_padding_example}
+        grads = grad_fn(params, batch.gather(rows), **masks)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for step in range(silent.iterations):
+        params, state = take_step(params, state, step)
+    return jax.device_get(params)
+
+
+def test_a_loop_without_noise_agrees_on_any_mesh():
+    one = trained_without_noise(1)
+    assert np.abs(one).max() > 1e-3
+    for shape in ((8,), (2, 4)):
+        np.testing.assert_allclose(trained_without_noise(*shape), one, atol=1e-6)
