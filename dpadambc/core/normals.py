@@ -22,9 +22,14 @@ from dpadambc.core import keys
 # One draw has as many numbers as this, or as the largest array, or an eighth of all.
 _TOGETHER = 2**22
 
+# Words that do not stay in registers are of so many numbers: they fit in a cache.
+_PART = 2**14
+
 # Threefry-2x32, 20 rounds: how far each of eight turns, and a word of the key schedule.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
+
+Fun = Callable[..., jax.Array]
 
 # Wichura 1988, https://doi.org/10.2307/2347330, AS 241 (PPND16): numerators and
 # denominators, from the constant on, near 1/2, in the tail, and far out in it.
@@ -108,10 +113,30 @@ def threefry(key: jax.Array, high: int, low: jax.Array) -> tuple[jax.Array, jax.
 
 def _words(key: jax.Array, shape: tuple[int, ...]) -> Sequence[jax.Array]:
     """Draws four words for each coordinate."""
-    if jax.random.key_impl(key) == "threefry2x32" and math.prod(shape) < 2**32:
+    if _is_written_out(key, shape):
         data, low = jax.random.key_data(key), positions(shape)
         return *threefry(data, 0, low), *threefry(data, 1, low)
     return jax.random.bits(key, (4, *shape), jnp.uint32)
+
+
+def _is_written_out(key: jax.Array, shape: tuple[int, ...]) -> bool:
+    """Whether words stay in registers: a counter of one word numbers them."""
+    return jax.random.key_impl(key) == "threefry2x32" and math.prod(shape) < 2**32
+
+
+def _called(fun: Fun, key: jax.Array, *args: jax.Array) -> jax.Array:
+    """Calls a function of normal numbers and arrays of one shape."""
+    shape, size = args[0].shape, args[0].size
+    is_split = not jax.sharding.get_abstract_mesh().empty
+    if is_split or size <= _PART or _is_written_out(key, shape):
+        return fun(of_words(_words(key, shape)), *args)
+    # Words of other generators are in memory: of a part at a time.
+    number = -(-size // _PART)
+    fill = lambda x: jnp.pad(jnp.ravel(x), (0, number * _PART - size))
+    rows = [fill(x).reshape(number, _PART) for x in args]
+    one = lambda xs: _called(fun, jax.random.fold_in(key, xs[0]), *xs[1:])
+    found = jax.lax.map(one, (jnp.arange(number), *rows))
+    return found.reshape(-1)[:size].reshape(shape)
 
 
 def positions(shape: tuple[int, ...]) -> jax.Array:
@@ -123,22 +148,20 @@ def positions(shape: tuple[int, ...]) -> jax.Array:
     return number
 
 
-def _once(fun: Callable[..., jax.Array], key: jax.Array, *args: jax.Array) -> jax.Array:
+def _once(fun: Fun, key: jax.Array, *args: jax.Array) -> jax.Array:
     """Calls a function of normal numbers, once: XLA would repeat it in each use.
 
     It does not merge a branch. The condition always holds, which XLA cannot tell.
     (`jax.lax.optimization_barrier` is for this, but does not last in JAX 0.10.)
     """
-    call = lambda: fun(of_words(_words(key, args[0].shape)), *args)
+    call = lambda: _called(fun, key, *args)
     out, word = jax.eval_shape(call), jax.random.key_data(key).ravel()[0]
     # Of the key, so that it varies over devices as the other branch does.
     nan = lambda: jnp.broadcast_to(word.astype(out.dtype) * jnp.nan, out.shape)
     return jax.lax.cond(word | 1 != 0, call, nan)
 
 
-def _of_array(
-    fun: Callable[..., jax.Array], key: jax.Array, *args: jax.Array
-) -> jax.Array:
+def _of_array(fun: Fun, key: jax.Array, *args: jax.Array) -> jax.Array:
     """Calls it for one array, of which each device along Explicit axes has its part."""
     call = functools.partial(_once, fun)
     sharding = jax.typeof(args[0]).sharding
@@ -147,9 +170,7 @@ def _of_array(
     return call(key, *args)
 
 
-def _together(
-    fun: Callable[..., jax.Array], key: jax.Array, *args: Sequence[jax.Array]
-) -> list[jax.Array]:
+def _together(fun: Fun, key: jax.Array, *args: Sequence[jax.Array]) -> list[jax.Array]:
     """Calls it for the elements of several arrays at once, which compiles it once."""
     shapes = [x.shape for x in args[0]]
     flat = [jnp.concatenate([*map(jnp.ravel, xs)]) for xs in args]
@@ -172,9 +193,7 @@ def _groups(sizes: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def with_normals(
-    fun: Callable[..., jax.Array], key: jax.Array, tree: Any, *rest: Any
-) -> Any:
+def with_normals(fun: Fun, key: jax.Array, tree: Any, *rest: Any) -> Any:
     """Calls a function, by element, with independent standard normal numbers.
 
     The paths of the tree are in the key, so that the parts of `optax.multi_transform`,
