@@ -536,3 +536,5 @@ def test_the_ratios_of_speed_are_drawn():
     assert 3 < sum("NVIDIA" in label for label in labels)
     assert all(("cores" in label) != ("NVIDIA" in label) for label in labels)
     assert len(time.lines) > len(memory.lines)
+    time, _ = plot.first_screen(results, pytorch, on_gpu).axes
+    assert len(time.get_yticklabels()) == 5
