@@ -112,6 +112,23 @@ def test_links_lead_to_files_of_the_repository():
     assert checked > 100
 
 
+def blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+def test_the_first_screens_run_as_they_are_pasted(capsys):
+    """Their examples have no prompts, and each goes on where the last one ended."""
+    assert blocks(FOLDER / "index.md") == blocks(FOLDER.parent / "README.md")
+    names = {}
+    for block in blocks(FOLDER / "index.md"):
+        assert ">>>" not in block
+        exec(block, names)
+    found = re.findall(r"accuracy (.*) at epsilon (.*)", capsys.readouterr().out)
+    assert len(found) == 2
+    for accuracy, epsilon in found:
+        assert float(accuracy) > 0.75 and epsilon == "3.00"
+
+
 @pytest.mark.parametrize(
     ("page", "in_the_repository", "on_the_site"),
     [

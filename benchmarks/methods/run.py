@@ -199,13 +199,14 @@ def differences(found: Scores, method: str, other: str) -> dict[Block, float]:
 
 
 def _pairs(found: Scores) -> str:
-    """What the correction changes, against Adam and against its floor alone.
+    """What the correction changes, and the recipe, against Adam and the floor alone.
 
     Blocks of a task are no independent samples, so the test is of the tasks' means.
     """
     body = []
-    for other in ("DP-Adam", CONTROL, "DP-SGD"):
-        if not (points := differences(found, "DP-AdamBC", other)):
+    corrected = itertools.product(["DP-AdamBC"], ["DP-Adam", CONTROL, "DP-SGD"])
+    for method, other in [*corrected, ("AUTO-S, DP-Adam", "DP-Adam")]:
+        if not (points := differences(found, method, other)):
             continue
         of_tasks = collections.defaultdict(list)
         for (task, _), x in points.items():
@@ -213,7 +214,7 @@ def _pairs(found: Scores) -> str:
         test: Any = scipy.stats.ttest_1samp([mean(x) for x in of_tasks.values()], 0)
         won = f"{sum(x > 0 for x in points.values())} of {len(points)}"
         cells = f"{mean(points.values()):+.2f}", won, f"{test.pvalue:.2f}"
-        body.append([f"DP-AdamBC less {other}", *cells])
+        body.append([f"{method} less {other}", *cells])
     return markdown(["", "points, mean", "blocks better", "p, by task"], body)
 
 
