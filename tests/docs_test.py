@@ -133,9 +133,10 @@ def test_the_first_screens_run_as_they_are_pasted(capsys):
         assert float(accuracy) > 0.75 and epsilon == "3.00"
 
 
+OBJECTS = {x.removeprefix("dpadambc."): y for x, y in api_test.objects().items()}
 # What prose calls by these names, and all of its attributes.
 CALLED = {
-    "mechanism": {x for kind in api_test.objects().values() for x in dir(kind)},
+    "mechanism": {x for kind in OBJECTS.values() for x in dir(kind)},
     "batch": {*dir(dpadambc.Batch), *dpadambc.Batch.__annotations__},
     "result": {*dir(training.Result), *training.Result.__annotations__},
     "grad_fn": dir(dpadambc.clipped_grad(abs, l2_clip_norm=1.0, normalize_by=1)),
@@ -144,15 +145,14 @@ CALLED = {
 
 def mistake(code):
     """Why a piece of code in prose is none of this library, if it says that it is."""
-    objects = {x.removeprefix("dpadambc."): y for x, y in api_test.objects().items()}
     name = re.match(r"(?:dpadambc\.)?([\w.]*)", code)[1]
     first, _, attribute = name.partition(".")
     if first in CALLED and attribute:
         found = attribute.split(".")[0] in CALLED[first]
         return None if found else f"no {name}"
-    if name not in objects:
-        is_own = hasattr(dpadambc, first) and attribute and attribute != "py"
-        is_own |= code.startswith("dpadambc.")
+    if name not in OBJECTS:
+        is_part = attribute not in ("", "py") and hasattr(dpadambc, first)
+        is_own = is_part or code.startswith("dpadambc.")
         try:
             functools.reduce(getattr, name.split("."), dpadambc)
         except AttributeError:
@@ -160,7 +160,7 @@ def mistake(code):
         return None
     try:
         call = ast.parse(code, mode="eval").body
-        known = inspect.signature(objects[name]).parameters.values()
+        known = inspect.signature(OBJECTS[name]).parameters.values()
     except (SyntaxError, TypeError, ValueError):
         return None
     if not isinstance(call, ast.Call) or any(x.kind == x.VAR_KEYWORD for x in known):
