@@ -164,7 +164,7 @@ def listed(figures: Callable[[float], str], epsilons: Sequence[float]) -> str:
 def of_the_optimizers() -> Iterator[tuple[str, str]]:
     """The recipe, the correction and its control, on tasks of examples."""
     level = in_the_mean(RECIPE, "DP-Adam")
-    yield README, "level with DP-Adam ({} points, p = {})".format(*level)
+    yield README, "an ordinary clip ({} points, p = {})".format(*level)
     yield OPTIMIZERS, f"with DP-Adam: {level[0]} points in the mean over"
     yield OPTIMIZERS, f"16 blocks (p = {level[1]}, where"
     gain = in_the_mean("DP-AdamBC", "DP-Adam", 1)
