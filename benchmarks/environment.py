@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import subprocess
 from typing import Any
 
 import jax
@@ -18,11 +19,19 @@ def processor() -> str:
     return names[0] if names else platform.processor()
 
 
+def commit() -> str:
+    """The commit of the repository, where there is one; with a mark if files differ."""
+    command = "git", "-C", str(pathlib.Path(__file__).parent), "describe"
+    asked = *command, "--always", "--dirty"
+    return subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+
+
 def environment() -> dict[str, Any]:
-    """The date, the machine, and the versions that a number depends on."""
+    """The date, the commit, the machine, and the versions that a number depends on."""
     packages = ("jax", "jaxlib", "optax", "dp-accounting", "numpy")
     return {
         "date": datetime.date.today().isoformat(),
+        "commit": commit(),
         "platform": platform.platform(),
         "processor": processor(),
         "cpu_count": os.cpu_count(),

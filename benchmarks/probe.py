@@ -206,30 +206,31 @@ def _grouped(rows: Sequence[Row], what: str) -> Groups:
 
 
 def _differences(tested: Groups) -> dict[tuple[str, float], str]:
-    """What the correction changes, in points: mean and standard error over seeds.
+    """What a choice changes, in points: mean and standard error over pairs of a seed.
 
-    The two runs of a seed have the same batches, and the same noise.
+    The two runs of a seed have the same batches and noise where one machine made both.
     """
     cells = {}
-    for corrected, other in (
+    for changed, other in (
         ("DP-AdamBC", "DP-Adam"),
         ("DP-AdamBC", CONTROL),
         ("DP-AdamW-BC", "DP-AdamW"),
+        ("AUTO-S, DP-Adam", "DP-Adam"),
     ):
         for method, epsilon in tested:
-            if method != corrected:
+            if method != changed:
                 continue
             of_other = tested.get((other, epsilon), [])
             theirs = {row["seed"]: row["accuracy"] for row in of_other}
             gains = [
                 100 * (row["accuracy"] - theirs[row["seed"]])
-                for row in tested[corrected, epsilon]
+                for row in tested[changed, epsilon]
                 if row["seed"] in theirs
             ]
             if len(gains) > 1:
                 error = statistics.stdev(gains) / len(gains) ** 0.5
                 cell = f"{statistics.fmean(gains):+.2f} ± {error:.2f}"
-                cells[f"{corrected} less {other}", epsilon] = cell
+                cells[f"{changed} less {other}", epsilon] = cell
     return cells
 
 

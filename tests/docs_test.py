@@ -1,5 +1,8 @@
 """The site has a page for every public name, and loads nothing from other hosts."""
 
+import ast
+import functools
+import inspect
 import pathlib
 import re
 import sys
@@ -7,6 +10,7 @@ import sys
 import pytest
 
 import dpadambc
+from dpadambc import training
 from tests import api_test
 
 FOLDER = pathlib.Path(__file__).parents[1] / "docs"
@@ -110,6 +114,89 @@ def test_links_lead_to_files_of_the_repository():
             if file.is_relative_to(FOLDER):
                 assert file.relative_to(FOLDER).parts[0] not in GENERATED, page
     assert checked > 100
+
+
+def blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+def test_the_first_screens_run_as_they_are_pasted(capsys):
+    """Their examples have no prompts, and each goes on where the last one ended."""
+    assert blocks(FOLDER / "index.md") == blocks(FOLDER.parent / "README.md")
+    names = {}
+    for block in blocks(FOLDER / "index.md"):
+        assert ">>>" not in block
+        exec(block, names)
+    found = re.findall(r"accuracy (.*) at epsilon (.*)", capsys.readouterr().out)
+    assert len(found) == 2
+    for accuracy, epsilon in found:
+        assert float(accuracy) > 0.75 and epsilon == "3.00"
+
+
+OBJECTS = {x.removeprefix("dpadambc."): y for x, y in api_test.objects().items()}
+# What prose calls by these names, and all of its attributes.
+CALLED = {
+    "mechanism": {x for kind in OBJECTS.values() for x in dir(kind)},
+    "batch": {*dir(dpadambc.Batch), *dpadambc.Batch.__annotations__},
+    "result": {*dir(training.Result), *training.Result.__annotations__},
+    "grad_fn": dir(dpadambc.clipped_grad(abs, l2_clip_norm=1.0, normalize_by=1)),
+}
+
+
+def mistake(code):
+    """Why a piece of code in prose is none of this library, if it says that it is."""
+    name = re.match(r"(?:dpadambc\.)?([\w.]*)", code)[1]
+    first, _, attribute = name.partition(".")
+    if first in CALLED and attribute:
+        found = attribute.split(".")[0] in CALLED[first]
+        return None if found else f"no {name}"
+    if name not in OBJECTS:
+        is_part = attribute not in ("", "py") and hasattr(dpadambc, first)
+        is_own = is_part or code.startswith("dpadambc.")
+        try:
+            functools.reduce(getattr, name.split("."), dpadambc)
+        except AttributeError:
+            return f"no {name}" if is_own else None
+        return None
+    try:
+        call = ast.parse(code, mode="eval").body
+        known = inspect.signature(OBJECTS[name]).parameters.values()
+    except (SyntaxError, TypeError, ValueError):
+        return None
+    if not isinstance(call, ast.Call) or any(x.kind == x.VAR_KEYWORD for x in known):
+        return None
+    given = {keyword.arg for keyword in call.keywords}
+    wrong = given - {x.name for x in known}
+    is_needed = lambda x: x.default is x.empty and x.kind != x.VAR_POSITIONAL
+    lacks = not given and not call.args and any(map(is_needed, known))
+    return f"no {name}({wrong or ''})" if wrong or lacks else None
+
+
+def test_names_in_prose_are_those_of_the_package():
+    checked = []
+    for page in pages():
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        for code in re.findall(r"`([^`\n]+)`", text):
+            checked.append(code)
+            assert mistake(code) is None, (page, code, mistake(code))
+    assert len(checked) > 1_000
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("training.fit", "training.fits"),
+        ("mechanism.batches", "mechanism.batch_iterator"),
+        ("batch.gather(x)", "batch.take(x)"),
+        ("grad_fn(params, x)", "grad_fn.sensitivity(relation)"),
+        ("contrib.QuantileClipping(mechanism)", "contrib.QuantileClipping()"),
+        ("add_dp_noise(mechanism, key=key)", "add_dp_noise(mechanism, seed=0)"),
+        ("jax.random.key", "dpadambc.accounting.eps"),
+    ],
+)
+def test_names_that_are_not_there_are_found(right, wrong):
+    assert mistake(right) is None
+    assert mistake(wrong)
 
 
 @pytest.mark.parametrize(

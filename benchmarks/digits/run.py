@@ -139,6 +139,11 @@ def run(
         "methods": rows,
     }
     print(table(report))
+    print(
+        "At the floor: the share of coordinates whose second moment, with the noise"
+        " subtracted, is below what the noise lets one tell from zero. They all are"
+        " divided by the same number, the floor."
+    )
     output_dir.mkdir(parents=True, exist_ok=True)
     (output_dir / "results.json").write_text(json.dumps(report, indent=2) + "\n")
     curves = {x: 100 * np.transpose(rows[x]["learning_curves"]) for x in rows}

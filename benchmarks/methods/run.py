@@ -198,22 +198,29 @@ def differences(found: Scores, method: str, other: str) -> dict[Block, float]:
     return {b: 100 * (mean(x[method]) - mean(x[other])) for b, x in both.items()}
 
 
-def _pairs(found: Scores) -> str:
-    """What the correction changes, against Adam and against its floor alone.
+def compared_by_task(found: Scores, method: str, other: str) -> tuple[Any, Any]:
+    """The differences of all blocks, and a test of their means over each task.
 
-    Blocks of a task are no independent samples, so the test is of the tasks' means.
+    Blocks of a task are no independent samples.
     """
+    points, of_tasks = differences(found, method, other), collections.defaultdict(list)
+    for (task, _), x in points.items():
+        of_tasks[task].append(x)
+    test = scipy.stats.ttest_1samp([mean(x) for x in of_tasks.values()], 0)
+    return points.values(), test
+
+
+def _pairs(found: Scores) -> str:
+    """What the correction changes, and the recipe, against Adam and the floor alone."""
     body = []
-    for other in ("DP-Adam", CONTROL, "DP-SGD"):
-        if not (points := differences(found, "DP-AdamBC", other)):
+    corrected = itertools.product(["DP-AdamBC"], ["DP-Adam", CONTROL, "DP-SGD"])
+    for method, other in [*corrected, ("AUTO-S, DP-Adam", "DP-Adam")]:
+        if not differences(found, method, other):
             continue
-        of_tasks = collections.defaultdict(list)
-        for (task, _), x in points.items():
-            of_tasks[task].append(x)
-        test: Any = scipy.stats.ttest_1samp([mean(x) for x in of_tasks.values()], 0)
-        won = f"{sum(x > 0 for x in points.values())} of {len(points)}"
-        cells = f"{mean(points.values()):+.2f}", won, f"{test.pvalue:.2f}"
-        body.append([f"DP-AdamBC less {other}", *cells])
+        points, test = compared_by_task(found, method, other)
+        won = f"{sum(x > 0 for x in points)} of {len(points)}"
+        cells = f"{mean(points):+.2f}", won, f"{test.pvalue:.2f}"
+        body.append([f"{method} less {other}", *cells])
     return markdown(["", "points, mean", "blocks better", "p, by task"], body)
 
 

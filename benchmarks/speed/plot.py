@@ -1,8 +1,9 @@
-"""Time and memory of a gradient against the non-private one, in one picture.
+"""Time and memory of a gradient against the non-private one, in two pictures.
 
-Rows of a GPU come first, on gray.
+One has all rows, the other five for the first screens. Rows of a GPU come first, on
+gray.
 
-python -m benchmarks.speed.plot [FILE ...] [--output FILE]
+    python -m benchmarks.speed.plot [FILE ...]
 """
 
 import argparse
@@ -17,7 +18,8 @@ from matplotlib.ticker import FormatStrFormatter, LogLocator
 
 from benchmarks.speed import gpu, table
 
-PICTURE = pathlib.Path(__file__).with_name("ratios.png")
+FOLDER = pathlib.Path(__file__).parent
+PICTURE, FIRST_SCREEN = FOLDER / "ratios.png", FOLDER / "first_screen.png"
 
 # Colors that color-blind readers tell apart (Okabe and Ito), and a marker for each,
 # for readers of a print in gray.
@@ -29,6 +31,11 @@ _STYLES: dict[str, dict[str, Any]] = {
     "vmap": {"color": "#D55E00", "marker": "s"},
     "optax": {"color": "#E69F00", "marker": "^"},
     "jax_privacy": {"color": "#009E73", "marker": "D"},
+    "jax_privacy, microbatches of 8": {
+        "color": "#009E73",
+        "marker": "d",
+        "mfc": "white",
+    },
     "Opacus, hooks": {"color": "black", "marker": "x"},
     "Opacus, ghost": {"color": "black", "marker": "+"},
     "Opacus, ghost, untied head": {"color": "black", "marker": "1"},
@@ -64,6 +71,20 @@ _ON_GPU = {
     ),
     "CNN5, float32": ("cnn5", "CNN5, float32\n32x32x3"),
 }
+# The rows of the first screens, by what a reader sees there.
+_FIRST_SCREEN_GPU = {
+    "decoder, remat, microbatches of 8, float32": (
+        "decoder of 110 M,\njax.checkpoint,\nours in microbatches of 8\n(H200)"
+    ),
+    "encoder, float32": "encoder of MiniLM's size\n(H200)",
+    "CNN5, float32": "CNN5\n(H200)",
+}
+_FIRST_SCREEN_CPU = {
+    "transformer-64": "transformer of 18 M\n(2 cores)",
+    "resnet18-16": "ResNet-18\n(2 cores)",
+}
+_NAMES = {"jax_privacy": "JAX-Privacy", "optax": "Optax's clip", "vmap": "jax.vmap"}
+_NAMES["jax_privacy, microbatches of 8"] = "JAX-Privacy, microbatches of 8"
 _GPU_NAMES = {"private": "dpadambc", "ordinary": "non-private"}
 
 
@@ -79,7 +100,7 @@ def _gpu_cases(found: gpu.Records) -> table.Results:
             for case, line in others.items():
                 memory = gpu.memory_ratio(line, others["ordinary"])
                 ratios = {"time_ratio": line["ratio"], "memory_ratio": memory}
-                contender = _GPU_NAMES.get(case, case.split(", microbatches")[0])
+                contender = _GPU_NAMES.get(case, case)
                 cases[contender] = {k: v for k, v in ratios.items() if v is not None}
     return rows
 
@@ -92,11 +113,18 @@ def _quartiles(ratio: Any) -> tuple[float, float, float]:
     return ratio, ratio, ratio
 
 
+def _shown(cases: table.Results) -> list[str]:
+    """The contenders that have a row, in the order of the legend."""
+    found = {name for case in cases.values() for name in case}
+    return [name for name in _STYLES if name in found]
+
+
 def _plot_ratio(axes: Axes, cases: table.Results, key: str) -> None:
     """One row for each model, one mark for each contender."""
-    for i, (contender, style) in enumerate(_STYLES.items()):
+    for i, contender in enumerate(names := _shown(cases)):
+        style = _STYLES[contender]
         # Contenders are staggered, for marks that would lie on each other.
-        offset = 0.6 * (i / (len(_STYLES) - 1) - 0.5)
+        offset = 0.6 * (i / (len(names) - 1) - 0.5)
         for row, case in enumerate(cases.values()):
             if key not in case.get(contender, {}):
                 continue
@@ -124,49 +152,67 @@ def _label(row: table.Results) -> str:
     return "\n".join([*row["model"].split(", ", maxsplit=1), batch])
 
 
-def picture(
-    results: table.Results, pytorch: table.Results, on_gpu: gpu.Records
+def _drawn(
+    cases: table.Results, num_gray: int, columns: int, size: tuple[float, float]
 ) -> Figure:
     """Two panels, time and memory."""
-    first = _gpu_cases(on_gpu)
-    cases = first | _cases(results, pytorch)
-    labels = [*first, *(_label(row) for row in results["models"].values())]
-    figure = Figure(figsize=(10, 1.5 + 0.8 * len(cases)), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     time, memory = figure.subplots(1, 2, sharey=True)
     _plot_ratio(time, cases, "time_ratio")
     _plot_ratio(memory, cases, "memory_ratio")
     _decorate(
         time,
-        "time of the clipped gradient / non-private\n"
-        "(quartiles; Opacus, Opake: PyTorch)",
+        "time, private gradient / ordinary one\n(quartiles; Opacus, Opake: PyTorch)",
     )
-    _decorate(memory, "peak memory / non-private")
-    time.set_yticks(range(len(labels)), labels)
-    time.set_ylim(len(labels) - 0.5, -0.5)
+    _decorate(memory, "peak memory, private / ordinary")
+    time.set_yticks(range(len(cases)), list(cases))
+    time.set_ylim(len(cases) - 0.5, -0.5)
     for axes in (time, memory):
-        axes.axhspan(-0.5, len(first) - 0.5, color="0.94", zorder=0)
-        for row in range(1, len(labels)):
+        axes.axhspan(-0.5, num_gray - 0.5, color="0.94", zorder=0)
+        for row in range(1, len(cases)):
             axes.axhline(row - 0.5, color="0.8", lw=0.8)
-    shown = {name for case in cases.values() for name in case}
     marks = [
-        Line2D([], [], ls="", label=name, **style)
-        for name, style in _STYLES.items()
-        if name in shown
+        Line2D([], [], ls="", label=_NAMES.get(name, name), **_STYLES[name])
+        for name in _shown(cases)
     ]
-    figure.legend(handles=marks, loc="outside upper center", ncols=min(4, len(marks)))
+    figure.legend(
+        handles=marks, loc="outside upper center", ncols=min(columns, len(marks))
+    )
     return figure
+
+
+def picture(
+    results: table.Results, pytorch: table.Results, on_gpu: gpu.Records
+) -> Figure:
+    """Every row that was measured."""
+    first, others = _gpu_cases(on_gpu), _cases(results, pytorch)
+    labels = {name: _label(row) for name, row in results["models"].items()}
+    cases = first | {labels[name]: case for name, case in others.items()}
+    return _drawn(cases, len(first), 4, (10, 1.5 + 0.8 * len(cases)))
+
+
+def first_screen(
+    results: table.Results, pytorch: table.Results, on_gpu: gpu.Records
+) -> Figure:
+    """Five rows, to be read at a width of 800 pixels."""
+    rows = {name.partition("\nbatch")[0]: x for name, x in _gpu_cases(on_gpu).items()}
+    others = _cases(results, pytorch)
+    cases = {
+        label: rows[_ON_GPU[name][1]] for name, label in _FIRST_SCREEN_GPU.items()
+    } | {label: others[name] for name, label in _FIRST_SCREEN_CPU.items()}
+    return _drawn(cases, len(_FIRST_SCREEN_GPU), 3, (8, 4.6))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("files", type=pathlib.Path, nargs="*", default=[table.RESULTS])
-    parser.add_argument("--output", type=pathlib.Path, default=PICTURE)
     args = parser.parse_args()
     pytorch: table.Results = {"models": {}}
     if table.PYTORCH.exists():
         pytorch = json.loads(table.PYTORCH.read_text())
-    on_gpu = gpu.load(gpu.RESULTS, gpu.PEERS)
-    picture(table.load(args.files), pytorch, on_gpu).savefig(args.output, dpi=150)
+    rows = table.load(args.files), pytorch, gpu.load(gpu.RESULTS, gpu.PEERS)
+    picture(*rows).savefig(PICTURE, dpi=150)
+    first_screen(*rows).savefig(FIRST_SCREEN, dpi=200)
 
 
 if __name__ == "__main__":

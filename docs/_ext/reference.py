@@ -110,20 +110,42 @@ def _label(page):
     return page.rpartition(".")[2]
 
 
+# The modules of each group of names; a function in no other group is of the chain.
+GROUPS = {
+    "Train": ("training", "diagnostics", "audit", "cli"),
+    "Chain": ("clipping",),
+    "Mechanisms": ("graphs", "contrib"),
+    "Accounting": ("accounting",),
+    "Types": (),
+}
+_FUNCTIONS = {"recipe": "Train", "explain": "Train", "sensitivity": "Accounting"}
+
+
+def _group(full):
+    """The group of a public name of the package itself."""
+    value = _named(full)
+    if inspect.isclass(value):
+        is_mechanism = issubclass(value, _named("dpadambc.Mechanism"))
+        return "Mechanisms" if is_mechanism else "Types"
+    return _FUNCTIONS.get(full.rpartition(".")[2], "Chain")
+
+
 def _top_page(homes):
     packages = [m for m in homes if m.count(".") == 1]
     names = [f"{public.PACKAGE}.{name}" for name in homes[public.PACKAGE]]
+    grouped = {public.PACKAGE + "." + x for group in GROUPS.values() for x in group}
+    assert grouped == set(packages), grouped ^ set(packages)
     lines = [
         _title("API reference"),
         "Every public name, with its formula, its guarantees and examples that the"
-        " tests run. ``dpadambc`` itself has the names of most programs:\n",
-        *_table(names),
-        "\n.. rubric:: Modules\n",
-        ".. list-table::\n   :widths: 30 70\n",
+        " tests run.\n",
     ]
-    for package in packages:
-        summary = (importlib.import_module(package).__doc__ or "").split("\n")[0]
-        lines += [f"   * - :doc:`{package}`", f"     - {summary}"]
+    for group, modules in GROUPS.items():
+        lines += [f"\n.. rubric:: {group}\n"]
+        lines += _table(name for name in names if _group(name) == group)
+        for package in (f"{public.PACKAGE}.{module}" for module in modules):
+            summary = (importlib.import_module(package).__doc__ or "").split("\n")[0]
+            lines += [f"   * - :doc:`{package}`", f"     - {summary}"]
     lines += ["\n.. toctree::\n   :hidden:\n"]
     lines += [f"   {_label(page)} <{page}>" for page in [*names, *packages]]
     return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import dpadambc
-from benchmarks import experiment
+from benchmarks import check, experiment
 from benchmarks.adult import data as adult_data
 from benchmarks.adult import run as adult_run
 from benchmarks.digits import data as digits_data
@@ -536,3 +536,14 @@ def test_the_ratios_of_speed_are_drawn():
     assert 3 < sum("NVIDIA" in label for label in labels)
     assert all(("cores" in label) != ("NVIDIA" in label) for label in labels)
     assert len(time.lines) > len(memory.lines)
+    time, _ = plot.first_screen(results, pytorch, on_gpu).axes
+    assert len(time.get_yticklabels()) == 5
+
+
+def test_the_sentences_of_the_first_screens_are_as_the_records_have_them():
+    made = list(check.claims())
+    assert len(made) > 30
+    for page, words in made:
+        assert check.is_there(page, words), (page, words)
+    page, words = made[0]
+    assert not check.is_there(page, words.replace("0.9", "0.8"))  # negative control

@@ -21,6 +21,8 @@ SHORTER = {
     "steps, size = 10_000, 10_000": "steps, size = 1_000, 1_000",
     "epochs = [32, 64, 128, 256, 512], 48": "epochs = [32, 64, 128, 256, 512], 5",
     "B, N = 1_024": "B, N = 16",
+    "epochs=57": "epochs=11",
+    "256, 38": "256, 4",
 }
 REVIEWS = "a joy\t1", "a bore\t0", "one of the best this year\t1", "not good\t0"
 
