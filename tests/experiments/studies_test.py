@@ -11,6 +11,7 @@ STUDIES = [
     "adult.run",
     *(f"cifar10.{name}" for name in ("pretrained", "published", "scattered", "short")),
     "language.moments",
+    "movielens.run",
     *(f"methods.{name}" for name in ("clip_norms", "recipe", "run")),
 ]
 

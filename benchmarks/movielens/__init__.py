@@ -1,0 +1,1 @@
+"""MovieLens-100k: a recommender, private for each user."""
