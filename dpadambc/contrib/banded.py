@@ -190,11 +190,14 @@ def add_banded_noise(
         also = sigma, jnp.array(later), state.earlier[:1]
         step_key = noise.key_of_step(step_key, updates, *also)
 
-        def without_earlier(z, _, *earlier):
+        def without_earlier(z, _, *earlier_and_sigma):
+            *earlier, sigma = earlier_and_sigma
             taken_back = sum(c * y for c, y in zip(later, earlier, strict=True))
             return sigma.astype(z.dtype) * z - taken_back
 
-        added = normals.with_normals(without_earlier, step_key, updates, *state.earlier)
+        added = normals.with_normals(
+            without_earlier, step_key, updates, *state.earlier, numbers=(sigma,)
+        )
         noised = released(added, updates, sigma)
         kept = jax.tree.map(lambda y, x: y.astype(x.dtype), added, noised)
         earlier = (kept, *state.earlier)[: len(later)]

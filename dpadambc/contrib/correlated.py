@@ -140,11 +140,11 @@ def add_correlated_noise(
             """Adds the share of the step that was j steps ago."""
             key_then = jax.random.wrap_key_data(words[j], impl=kind)
             share = jnp.where(j <= draws.noised_steps, shares[j], 0.0) * sigma
-            add = lambda z, y: y + share.astype(z.dtype) * z
-            return normals.with_normals(add, key_then, added)
+            add = lambda z, y, share: y + share.astype(z.dtype) * z
+            return normals.with_normals(add, key_then, added, numbers=(share,))
 
-        scaled = lambda z, _: sigma.astype(z.dtype) * z
-        added = normals.with_normals(scaled, step_key, updates)
+        scaled = lambda z, _, sigma: sigma.astype(z.dtype) * z
+        added = normals.with_normals(scaled, step_key, updates, numbers=(sigma,))
         with jax.enable_x64(True):
             added = jax.lax.fori_loop(1, len(d), with_draws_of, added)
         noised = released(added, updates, sigma)

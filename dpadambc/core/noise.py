@@ -150,15 +150,14 @@ def noised(key: jax.Array, sums: optax.Updates, stddev: Any) -> optax.Updates:
       sums: a tree of arrays.
       stddev: their level, a number or a tree prefix of numbers.
     """
+    add = lambda z, s, level: grid.add_on_grid(level.astype(z.dtype) * z, s, level)
     levels, prefix = jax.tree.flatten(stddev)
-    parts = []
-    for i, (level, part) in enumerate(
-        zip(levels, prefix.flatten_up_to(sums), strict=True)
-    ):
-        add = lambda z, s, level=level: grid.add_on_grid(
-            level.astype(z.dtype) * z, s, level
+    parts = [
+        normals.with_normals(add, jax.random.fold_in(key, i), part, numbers=(level,))
+        for i, (level, part) in enumerate(
+            zip(levels, prefix.flatten_up_to(sums), strict=True)
         )
-        parts.append(normals.with_normals(add, jax.random.fold_in(key, i), part))
+    ]
     return prefix.unflatten(parts)
 
 

@@ -30,6 +30,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 Fun = Callable[..., jax.Array]
+Numbers = tuple[jax.Array, ...]
 
 # Wichura 1988, https://doi.org/10.2307/2347330, AS 241 (PPND16): numerators and
 # denominators, from the constant on, near 1/2, in the tail, and far out in it.
@@ -124,17 +125,17 @@ def _is_written_out(key: jax.Array, shape: tuple[int, ...]) -> bool:
     return jax.random.key_impl(key) == "threefry2x32" and math.prod(shape) < 2**32
 
 
-def _called(fun: Fun, key: jax.Array, *args: jax.Array) -> jax.Array:
-    """Calls a function of normal numbers and arrays of one shape."""
+def _called(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax.Array:
+    """Calls a function of normal numbers, arrays of one shape, and numbers."""
     shape, size = args[0].shape, args[0].size
     is_split = not jax.sharding.get_abstract_mesh().empty
     if is_split or size <= _PART or _is_written_out(key, shape):
-        return fun(of_words(_words(key, shape)), *args)
+        return fun(of_words(_words(key, shape)), *args, *numbers)
     # Words of other generators are in memory: of a part at a time.
     number = -(-size // _PART)
     fill = lambda x: jnp.pad(jnp.ravel(x), (0, number * _PART - size))
     rows = [fill(x).reshape(number, _PART) for x in args]
-    one = lambda xs: _called(fun, jax.random.fold_in(key, xs[0]), *xs[1:])
+    one = lambda xs: _called(fun, numbers, jax.random.fold_in(key, xs[0]), *xs[1:])
     found = jax.lax.map(one, (jnp.arange(number), *rows))
     return found.reshape(-1)[:size].reshape(shape)
 
@@ -148,33 +149,35 @@ def positions(shape: tuple[int, ...]) -> jax.Array:
     return number
 
 
-def _once(fun: Fun, key: jax.Array, *args: jax.Array) -> jax.Array:
+def _once(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax.Array:
     """Calls a function of normal numbers, once: XLA would repeat it in each use.
 
     It does not merge a branch. The condition always holds, which XLA cannot tell.
     (`jax.lax.optimization_barrier` is for this, but does not last in JAX 0.10.)
     """
-    call = lambda: _called(fun, key, *args)
+    call = lambda: _called(fun, numbers, key, *args)
     out, word = jax.eval_shape(call), jax.random.key_data(key).ravel()[0]
     # Of the key, so that it varies over devices as the other branch does.
     nan = lambda: jnp.broadcast_to(word.astype(out.dtype) * jnp.nan, out.shape)
     return jax.lax.cond(word | 1 != 0, call, nan)
 
 
-def _of_array(fun: Fun, key: jax.Array, *args: jax.Array) -> jax.Array:
+def _alone(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax.Array:
     """Calls it for one array, of which each device along Explicit axes has its part."""
     call = functools.partial(_once, fun)
     sharding = jax.typeof(args[0]).sharding
     if axes := sharding.mesh.explicit_axes:
         call = jax.sharding.auto_axes(call, axes=axes, out_sharding=sharding)
-    return call(key, *args)
+    return call(numbers, key, *args)
 
 
-def _together(fun: Fun, key: jax.Array, *args: Sequence[jax.Array]) -> list[jax.Array]:
+def _together(
+    fun: Fun, numbers: Numbers, key: jax.Array, *args: Sequence[jax.Array]
+) -> list[jax.Array]:
     """Calls it for the elements of several arrays at once, which compiles it once."""
     shapes = [x.shape for x in args[0]]
     flat = [jnp.concatenate([*map(jnp.ravel, xs)]) for xs in args]
-    found = _once(fun, key, *flat)
+    found = _once(fun, numbers, key, *flat)
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     parts = jnp.split(found, ends[:-1])
     return [x.reshape(shape) for x, shape in zip(parts, shapes, strict=True)]
@@ -193,18 +196,21 @@ def _groups(sizes: Sequence[int]) -> list[list[int]]:
     return groups
 
 
-def with_normals(fun: Fun, key: jax.Array, tree: Any, *rest: Any) -> Any:
+def with_normals(
+    fun: Fun, key: jax.Array, tree: Any, *rest: Any, numbers: Numbers = ()
+) -> Any:
     """Calls a function, by element, with independent standard normal numbers.
 
     The paths of the tree are in the key, so that the parts of `optax.multi_transform`,
     which may all have been given one key, have other draws.
 
     Args:
-      fun: of float64 normal numbers, and of as many elements of each tree. Float64 is
-        on.
+      fun: of float64 normal numbers, of as many elements of each tree, and of the
+        `numbers`. Float64 is on. It closes over no array.
       key: typed, of this draw alone.
       tree: of arrays.
       *rest: trees of the same structure, of arrays of these shapes.
+      numbers: arrays of shape ().
 
     Returns:
       A tree of what the function returns.
@@ -222,7 +228,8 @@ def with_normals(fun: Fun, key: jax.Array, tree: Any, *rest: Any) -> Any:
             own_key = keys.folded_in(key, keys.words_of(f"{group[0]} {paths}"))
             of_group = [[xs[i] for i in group] for xs in args]
             if len(group) == 1:
-                found.append(_of_array(fun, own_key, *(x for (x,) in of_group)))
+                only = (x for (x,) in of_group)
+                found.append(_alone(fun, numbers, own_key, *only))
             else:
-                found += _together(fun, own_key, *of_group)
+                found += _together(fun, numbers, own_key, *of_group)
     return structure.unflatten(found)

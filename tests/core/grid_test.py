@@ -5,10 +5,12 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import scipy.stats
 
 import dpadambc
+from dpadambc import contrib, training
 from dpadambc.core import grid, noise
 from tests import common
 
@@ -100,20 +102,73 @@ def test_low_bits_do_not_tell_a_sum():
     assert scipy.stats.chi2_contingency(rows).pvalue > 1e-3
 
 
-def test_an_embedding_does_not_tell_its_unused_rows():
-    """Each row of a release, by whether it could be noise alone."""
-    used, params = np.arange(150), jnp.zeros((1_000, 16))
-    sums = params.at[used].set(np.random.default_rng(0).normal(size=(150, 16)) * 0.01)
-    tx = dpadambc.add_dp_noise(1.0, key=KEY)
-    found, _ = tx.update(common.summed(sums), tx.init(params), params)
-    every = jnp.arange(2**23, dtype=jnp.uint32) << 9 | np.float32(1).view(np.uint32)
-    uniform = jax.lax.bitcast_convert_type(every >> 9 | 0x3F800000, jnp.float32) * 2 - 3
-    possible = np.sqrt(np.float32(2)) * jax.lax.erf_inv(uniform)
-    could_be_noise = lambda x: np.isin(np.asarray(x), possible).all(axis=1)
-    by_hand = sums + jax.random.normal(KEY, sums.shape)
-    assert not could_be_noise(by_hand[used]).any()  # the control tells the used rows
-    rows = np.asarray(could_be_noise(found))
-    assert rows[used].mean() == pytest.approx(rows[150:].mean(), abs=0.2)
+def noised_by(tx, sums):
+    return tx.update(common.summed(sums), tx.init(sums), sums)[0]
+
+
+def after_a_step_of_sgd(sums):
+    """Parameters that were zero."""
+    tx = optax.chain(dpadambc.add_dp_noise(1.0, key=KEY), optax.sgd(0.5))
+    return -2 * optax.apply_updates(jnp.zeros_like(sums), noised_by(tx, sums))
+
+
+def of_nodes(sums):
+    mechanism = dpadambc.graphs.NodePoissonGaussian(
+        l2_clip_norm=0.5,
+        noise_multiplier=2 / 3,
+        max_terms=2,
+        sampling_prob=0.1,
+        iterations=1,
+        normalize_by=1.0,
+    )
+    assert mechanism.noise_stddev == 1.0  # in whose units the others are
+    summed = dpadambc.as_clipped_sum(sums, l2_clip_norm=0.5, normalize_by=1.0)
+    tx = mechanism.add_noise(key=KEY)
+    return tx.update(summed, tx.init(sums), sums)[0]
+
+
+RELEASES = {
+    "independent": lambda x: noised_by(dpadambc.add_dp_noise(1.0, key=KEY), x),
+    "chacha": lambda x: noised_by(
+        dpadambc.add_dp_noise(1.0, key=training.secret_key()), x
+    ),
+    "sgd": after_a_step_of_sgd,
+    "nodes": of_nodes,
+    "correlated": lambda x: noised_by(
+        contrib.add_correlated_noise(1.0, (1.0, -0.5), key=KEY), x
+    ),
+    "banded": lambda x: noised_by(contrib.add_banded_noise(1.0, (1, 0.5), key=KEY), x),
+}
+
+
+@pytest.fixture(scope="module")
+def possible():
+    """Every float32 normal number that JAX draws."""
+    every = jnp.arange(2**23, dtype=jnp.uint32) | np.float32(1).view(np.uint32)
+    uniform = 2 * (jax.lax.bitcast_convert_type(every, jnp.float32) - 1)
+    least = np.nextafter(np.float32(-1), np.float32(0))
+    drawn = jax.jit(jax.lax.erf_inv)(jnp.maximum(uniform + least, least))
+    return np.unique(np.sqrt(np.float32(2)) * np.asarray(drawn))
+
+
+@pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
+def test_an_embedding_does_not_tell_its_unused_rows(release, possible):
+    """By the number of coordinates of a row that could be noise alone."""
+    used = np.zeros((1_000, 1), bool)
+    used[:150] = True
+    sums = 0.01 * np.random.default_rng(0).normal(size=(1_000, 16)) * used
+    sums = jnp.asarray(sums, jnp.float32)
+
+    def shares(found):
+        is_possible = np.isin(np.asarray(found, np.float32), possible)
+        return is_possible[:150].mean(), is_possible[150:].mean()
+
+    of_used, of_unused = shares(release(sums))
+    error = (of_unused * (1 - of_unused) / (150 * 16)) ** 0.5
+    assert abs(of_used - of_unused) < 4.5 * error + 1e-9
+    # Negative control.
+    of_used, of_unused = shares(sums + jax.random.normal(KEY, sums.shape))
+    assert of_used < 0.3 and of_unused > 0.9
 
 
 def test_a_level_of_zero_leaves_the_sum_as_it_is():
