@@ -120,7 +120,7 @@ def typed_key(**named: Any) -> None:
     dtype = getattr(value, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         got = dtype or type(value).__name__  # no value: it may be the seed
-        raise TypeError(f"Expected {name} of jax.random.key, got {got}.")
+        raise TypeError(f"Expected {name} of training.secret_key(), got {got}.")
     if value.shape != ():
         raise ValueError(f"Expected {name} to be one key, got shape {value.shape}.")
 
