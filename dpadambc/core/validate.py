@@ -146,9 +146,9 @@ def real_arrays(**named: Any) -> None:
             raise TypeError(
                 f"Expected {name}{jax.tree_util.keystr(path)} to be an array of real"
                 " floating-point numbers of 16 bits or more, got"
-                f" {dtype or type(leaf).__name__}. Give a complex one as a pair, real"
-                " part and imaginary part, and one that is not trained as another"
-                " argument."
+                f" {dtype or type(leaf).__name__}. Give whole numbers by astype(float),"
+                " a complex one as a pair, real part and imaginary part, and one that"
+                " is not trained as another argument."
             )
 
 

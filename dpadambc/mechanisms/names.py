@@ -53,6 +53,11 @@ def _refuse(name: str, known: Collection[str]) -> None:
     """
     if (right := _RENAMED.get(name)) in known:
         raise TypeError(f"Expected {right}=, got {name}=. Rename it.")
+    if name == "noise_multiplier" and "noise_stddev" in known:
+        raise TypeError(
+            "Expected noise_stddev=, got noise_multiplier=. Give the mechanism, which"
+            " knows the sensitivity and the normalizer."
+        )
     if name in _OF_STEPS and {"mechanism", "iterations"} & {*known}:
         raise TypeError(
             f"Expected the steps and the sampling as fields of the mechanism, got"

@@ -97,7 +97,7 @@ def test_a_loss_of_other_arguments_than_data_is_refused(loss, data, frozen, type
     with pytest.raises(TypeError, match="argument") as caught:
         fit(loss, data, frozen=frozen)
     (note,) = [x for x in caught.value.__notes__ if x.startswith("Expected")]
-    assert f"{types}). Write a loss of a batch" in note
+    assert f"{types}). Write the loss of one example" in note
     assert "an argument for each array of data" in note
 
 
@@ -192,6 +192,14 @@ SLIPS = {
         lambda: training.fit(*ARGUMENTS, **RUN | {"key": jax.random.PRNGKey(0)}),
         r"key of training.secret_key\(\)",
     ),
+    "whole numbers": (
+        lambda: training.fit(loss_fn, jnp.zeros(3, int), *ARGUMENTS[2:], **RUN),
+        r"by astype\(float\)",
+    ),
+    "the multiplier of the noise": (
+        lambda: dpadambc.add_dp_noise(noise_multiplier=1.0, key=jax.random.key(0)),
+        "Give the mechanism",
+    ),
     "lr": (
         lambda: dpadambc.recipe(lr=0.1, **TARGET, **SIZES),
         "learning_rate=, got lr=",
@@ -244,3 +252,9 @@ def test_a_pair_of_loss_and_auxiliary_output_is_for_the_gradient_alone():
         fit(pair)
     grad_fn = dpadambc.per_example_grad(pair, has_aux=True)
     np.testing.assert_array_equal(grad_fn(jnp.zeros(3), X, Y)[1], X)
+
+
+def test_a_gradient_of_one_example_without_a_batch_says_where_examples_are():
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the note is of interest
+        dpadambc.per_example_grad(lambda w, x: w @ x)(jnp.zeros(3), X[0])
+    assert any("along axis 0" in note for note in caught.value.__notes__)
