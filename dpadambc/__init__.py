@@ -12,6 +12,7 @@ from dpadambc import accounting as accounting
 from dpadambc import clipping as clipping
 from dpadambc import diagnostics as diagnostics
 from dpadambc import training as training
+from dpadambc.clipping.clips import add_dp_noise as add_dp_noise
 from dpadambc.clipping.clips import clip_per_example as clip_per_example
 from dpadambc.clipping.clips import clipped_grad as clipped_grad
 from dpadambc.clipping.explanation import Explanation as Explanation
@@ -25,7 +26,6 @@ from dpadambc.core.clipped_sum import materialize as materialize
 from dpadambc.core.gradient import PerExampleGradient as PerExampleGradient
 from dpadambc.core.gradient import per_example_norms as per_example_norms
 from dpadambc.core.noise import AddDPNoiseState as AddDPNoiseState
-from dpadambc.core.noise import add_dp_noise as add_dp_noise
 from dpadambc.core.per_example import per_example_grad as per_example_grad
 from dpadambc.core.privatize import privatize as privatize
 from dpadambc.core.sampling import Batch as Batch

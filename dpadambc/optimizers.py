@@ -32,12 +32,14 @@ from dpadambc.clipping.rules import Automatic
 from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
+from dpadambc.mechanisms.names import explained
 from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.transforms.adam import scale_by_adam
 from dpadambc.transforms.decay import add_decoupled_weight_decay
 from dpadambc.transforms.dtypes import (
     cast_to_params,
     check_decay,
+    check_learning_rate,
     descent,
     with_wide_state,
 )
@@ -60,6 +62,7 @@ class Recipe(NamedTuple):
     optimizer: optax.GradientTransformation
 
 
+@explained
 def recipe(
     learning_rate: optax.ScalarOrSchedule,
     *,
@@ -108,6 +111,7 @@ def recipe(
       Bu et al., `Automatic Clipping: Differentially Private Deep Learning Made Easier
       and Stronger <https://arxiv.org/abs/2206.07136>`_, 2023
     """
+    check_learning_rate(learning_rate)
     mechanism = PoissonGaussian.calibrate(
         target_epsilon=target_epsilon,
         target_delta=target_delta,
@@ -340,6 +344,7 @@ def dp_sgd(
     """
     if momentum is not None:
         check_decay(momentum=momentum)
+    check_learning_rate(learning_rate)
     return optax.chain(
         privatize(mechanism, key=key),
         with_wide_state(optax.sgd(learning_rate, momentum, nesterov)),

@@ -54,9 +54,11 @@ References:
   <https://arxiv.org/abs/2402.06701>`_, 2024: bounds by the profile.
 """
 
+import contextlib
 import functools
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import dp_accounting
@@ -187,6 +189,19 @@ class TunedEpsilon(NamedTuple):
         return "search" if self.epsilon < self.of_composition else "composition"
 
 
+@contextlib.contextmanager
+def _without_lines() -> Iterator[None]:
+    """Hides what dp-accounting logs of Rényi orders that it leaves out."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@_without_lines()
 def tuned_epsilon_of_event(
     event: dp_accounting.DpEvent,
     accountants: Sequence[Accountant],

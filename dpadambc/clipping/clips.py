@@ -1,10 +1,11 @@
-"""The clips of `core`, which say what to do about the frequent wrong names."""
+"""The stages of `core`, which say what to do about the frequent wrong names."""
 
-from dpadambc.core import clip
+from dpadambc.core import clip, noise
 from dpadambc.core import clipped_grad as _clipped_grad
 from dpadambc.mechanisms.names import explained
 
 clip_per_example = explained(clip.clip_per_example)
 clipped_grad = explained(_clipped_grad.clipped_grad)
-for _public in (clip_per_example, clipped_grad):
+add_dp_noise = explained(noise.add_dp_noise)
+for _public in (clip_per_example, clipped_grad, add_dp_noise):
     _public.__module__ = __name__  # where pickle finds it

@@ -38,6 +38,8 @@ class ParameterCost:
       materialized_bytes: memory of one gradient for each example of the batch.
       is_formed: whether it is a kernel, and its gradients are arrays although they are
         products: the loss multiplies the data by a function of the kernel.
+      is_looping: whether the loss multiplies the data by it in a loop whose length is
+        not known, such as the steps of an ODE solver.
       is_penalized: whether it is a kernel, and is in a term of the loss without data.
     """
 
@@ -47,6 +49,7 @@ class ParameterCost:
     factored_bytes: int
     materialized_bytes: int
     is_formed: bool
+    is_looping: bool
     is_penalized: bool
 
     @property
@@ -185,6 +188,7 @@ def _cost(
         factored_bytes=sum(_num_bytes(leaf).values()),
         materialized_bytes=batch_size * math.prod(leaf.shape) * leaf.dtype.itemsize,
         is_formed=is_kernel and is_matrix and _has_arrays(leaf.sealed),
+        is_looping=name in uses.looping,
         is_penalized=is_kernel and name in uses.penalized,
     )
 
@@ -218,6 +222,12 @@ def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
             sentences.append(
                 f"{name} has no rule for how the loss uses it ({rule}), so a gradient"
                 f" is formed for each example: {readable(materialized)}."
+            )
+        elif few[0].is_formed and few[0].is_looping:
+            sentences.append(
+                f"{name} is formed for each example, in a loop of unknown length"
+                f" ({rule}): {readable(factored)}. A jax.lax.scan over so many steps"
+                " keeps its factors."
             )
         elif few[0].is_formed:
             sentences.append(

@@ -37,6 +37,7 @@ class _Origin(NamedTuple):
 
 
 _Origins = list[_Origin]
+_Found = dict[str, bool]  # the kernels, and whether a loop of unknown length has them
 
 
 class Uses(NamedTuple):
@@ -44,11 +45,13 @@ class Uses(NamedTuple):
 
     Attributes:
       multiplying: those that multiply data, or in which data looks up.
+      looping: those of them that do so in a loop of unknown length.
       penalized: those in terms of the loss without data, whose gradient all examples
         share.
     """
 
     multiplying: frozenset[str]
+    looping: frozenset[str]
     penalized: frozenset[str]
 
 
@@ -79,13 +82,14 @@ def uses(fun: Callable[..., Any], parts: Arguments, args: Sequence[Any]) -> Uses
     whole = lambda rest, *args: modules.merge_arguments(copied(*args), rest)
     closed = jax.make_jaxpr(lambda *args: fun(*whole(*args)))(rest, *args)
     still = [_Origin()] * len(jax.tree.leaves(rest))
-    found: set[str] = set()
+    found: _Found = {}
     moving = [x for i in sorted(origins) for x in origins[i]]
     loss, *_ = _follow(closed.jaxpr, [*still, *moving], found)
-    return Uses(frozenset(found), loss.penalized)
+    looping = frozenset(name for name, loops in found.items() if loops)
+    return Uses(frozenset(found), looping, loss.penalized)
 
 
-def _follow(jaxpr: jex.Jaxpr, origins: _Origins, found: set[str]) -> _Origins:
+def _follow(jaxpr: jex.Jaxpr, origins: _Origins, found: _Found) -> _Origins:
     """The origins of the outputs; adds the kernels to those that are found."""
     known = dict(zip(jaxpr.invars, origins, strict=True))
     of = lambda x: _Origin() if jaxprs.is_literal(x) else known.get(x, _Origin())
@@ -99,7 +103,7 @@ def _follow(jaxpr: jex.Jaxpr, origins: _Origins, found: set[str]) -> _Origins:
     return list(map(of, jaxpr.outvars))
 
 
-def _inside(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origins:
+def _inside(eqn: jex.JaxprEqn, origins: _Origins, found: _Found) -> _Origins:
     """The origins of what the programs in an equation return, in any branch and step.
 
     The carries of a loop are of whatever comes into them at any step.
@@ -117,22 +121,26 @@ def _inside(eqn: jex.JaxprEqn, origins: _Origins, found: set[str]) -> _Origins:
         if name == "scan":
             num_consts, num_carry = jaxprs.scan_counts(eqn)
     bodies, carried = list(bodies), slice(num_consts, num_consts + num_carry)
+    inside: _Found = {}
     while True:
-        each = [_follow(body.jaxpr, origins, found) for body in bodies]
+        each = [_follow(body.jaxpr, origins, inside) for body in bodies]
         outs = list(map(_joined, zip(*each, strict=True)))
         pairs = zip(origins[carried], outs[:num_carry], strict=True)
         carry = list(map(_joined, pairs))
         if carry == origins[carried]:
+            for kernel, loops in inside.items():
+                found[kernel] = found.get(kernel, False) or loops or name == "while"
             return [*carry, *outs[num_carry:]]
         origins[carried] = carry
 
 
-def _of_primitive(eqn: Any, origins: _Origins, found: set[str]) -> _Origin:
+def _of_primitive(eqn: Any, origins: _Origins, found: _Found) -> _Origin:
     name, joined = eqn.primitive.name, _joined(origins)
     if name in _PRODUCTS and joined.has_data:
         for i, factor in enumerate(origins):
             if _joined(origins[:i] + origins[i + 1 :]).has_data:
-                found |= factor.params | factor.repeated
+                for kernel in factor.params | factor.repeated:
+                    found.setdefault(kernel, False)
         return _Origin(has_data=True)
     penalized = _penalized(name, origins)
     if name == "broadcast_in_dim" or name in _BY_ENTRY:

@@ -70,8 +70,8 @@ def _remedy(error: Exception) -> str:
     if "context mesh" in str(error):
         return "It closes over an array on an Explicit mesh: make that an argument."
     return (
-        "Write a loss of a batch for one example, with an argument for each array of"
-        " data: the library sums over examples."
+        "Write the loss of one example, with an argument for each array of data, and"
+        " give arrays with the examples along axis 0."
     )
 
 

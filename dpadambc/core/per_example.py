@@ -136,7 +136,7 @@ def scalar_loss(
             raise ValueError(
                 "Expected loss_fn to return a floating-point scalar, the loss of one"
                 f" example without a batch axis, got {got}. Sum over the axes of the"
-                " example; a pair (loss, aux) needs has_aux=True."
+                " example; fit takes no (loss, aux), per_example_grad by has_aux=True."
             )
         return output
 

@@ -120,7 +120,7 @@ def typed_key(**named: Any) -> None:
     dtype = getattr(value, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
         got = dtype or type(value).__name__  # no value: it may be the seed
-        raise TypeError(f"Expected {name} of jax.random.key, got {got}.")
+        raise TypeError(f"Expected {name} of training.secret_key(), got {got}.")
     if value.shape != ():
         raise ValueError(f"Expected {name} to be one key, got shape {value.shape}.")
 
@@ -146,9 +146,9 @@ def real_arrays(**named: Any) -> None:
             raise TypeError(
                 f"Expected {name}{jax.tree_util.keystr(path)} to be an array of real"
                 " floating-point numbers of 16 bits or more, got"
-                f" {dtype or type(leaf).__name__}. Give a complex one as a pair, real"
-                " part and imaginary part, and one that is not trained as another"
-                " argument."
+                f" {dtype or type(leaf).__name__}. Give whole numbers by astype(float),"
+                " a complex one as a pair, real part and imaginary part, and one that"
+                " is not trained as another argument."
             )
 
 

@@ -35,7 +35,14 @@ class PublicNumbers(TypedDict, total=False):
     clip_rule: Any
 
 
-_OF_CLIP_NORM = ("clip_norm", "l2_norm_clip", "max_grad_norm")
+_RENAMED = {
+    **dict.fromkeys(("clip_norm", "l2_norm_clip", "max_grad_norm"), "l2_clip_norm"),
+    **{"lr": "learning_rate", "epsilon": "target_epsilon", "delta": "target_delta"},
+}
+_NEEDED = {
+    "key": "Take training.secret_key(), another for each run.",
+    "target_delta": "Take well below 1 / num_examples, such as 1e-6 of 100,000.",
+}
 _OF_STEPS = ("epochs", "num_epochs", "batch_size", "iterations", "steps", "num_steps")
 
 
@@ -44,10 +51,12 @@ def _refuse(name: str, known: Collection[str]) -> None:
 
     Python raises for all others.
     """
-    if name in _OF_CLIP_NORM and "l2_clip_norm" in known:
+    if (right := _RENAMED.get(name)) in known:
+        raise TypeError(f"Expected {right}=, got {name}=. Rename it.")
+    if name == "noise_multiplier" and "noise_stddev" in known:
         raise TypeError(
-            f"Expected l2_clip_norm=, got {name}=. Rename it: l2_clip_norm bounds the"
-            " L2 norm of the gradient of each example."
+            "Expected noise_stddev=, got noise_multiplier=. Give the mechanism, which"
+            " knows the sensitivity and the normalizer."
         )
     if name in _OF_STEPS and {"mechanism", "iterations"} & {*known}:
         raise TypeError(
@@ -63,11 +72,15 @@ def explained(called: T) -> T:
     made: Any = called
     call = made.__init__ if isinstance(made, type) else made
     known = inspect.signature(call).parameters
+    needed = {name for name, x in known.items() if x.kind == x.KEYWORD_ONLY}
+    needed -= {name for name, x in known.items() if x.default is not x.empty}
 
     @functools.wraps(call)
     def checked(*args: Any, **named: Any) -> Any:
         for name in named.keys() - known:
             _refuse(name, known)
+        for name in sorted(_NEEDED.keys() & needed - named.keys()):
+            raise TypeError(f"Expected {name}=, got none. {_NEEDED[name]}")
         return call(*args, **named)
 
     if isinstance(made, type):
@@ -106,4 +119,4 @@ else:
 
             made.__signature__ = _signature(function, kind)
             del made.__wrapped__  # whose source has fewer defaults than the signature
-            return types.MethodType(made, kind)
+            return types.MethodType(explained(made), kind)

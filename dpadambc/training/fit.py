@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 import optax
+from jax import core
 
 from dpadambc.accounting.affordable import affordable_iterations
 from dpadambc.core import fit as _fit
@@ -78,7 +79,7 @@ def _affordable(mechanism: Mechanism, spent: Spending | None, **budget: float) -
 
 
 @names.explained
-def fit(
+def fit(  # noqa: C901 - one story, from top to bottom
     loss_fn: Callable[..., jax.Array],
     params: Any,
     data: Any,
@@ -166,6 +167,11 @@ def fit(
       >>> print(result.params.round(0), f"{result.epsilon:.2f}")
       [ 1. -2.  3.] 3.00
     """
+    if any(isinstance(x, core.Tracer) for x in jax.tree.leaves((params, key))):
+        raise TypeError(
+            "Expected params and key as arrays, got some that JAX traces. Call fit"
+            " outside of jax.jit: it compiles its steps itself."
+        )
     callbacks = [callback] if callable(callback) else callback
     for each in callbacks:
         validate.function(callback=each)
@@ -190,7 +196,11 @@ def fit(
     def after_steps(*fields: Any) -> None:
         progress = Progress(*fields)
         for each in all_callbacks:
-            each(progress)
+            if each(progress) is not None:
+                raise TypeError(
+                    "Expected callback to return None, got a value, which ends no run."
+                    " To stop, raise training.Stop."
+                )
 
     is_sharded, size = isinstance(data, Sharded), microbatch_size
     try:

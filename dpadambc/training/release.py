@@ -15,6 +15,8 @@ from dpadambc.accounting import Spending, spending_from_json, spending_to_json
 from dpadambc.core.fit import Result
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import TrainState
+from dpadambc.training import statement
+from dpadambc.training.search import SearchResult
 
 _ABOUT = "about"
 _SPENT = "spent"
@@ -43,10 +45,20 @@ class Release(NamedTuple):
         """
         if _SPENT not in self.about:
             raise ValueError(
-                "Expected a release that names its runs, got one of an older version."
-                " Give fit its params, and a list of (mechanism, steps) as spent=."
+                "Expected a release that names its runs, got one of an older version or"
+                " of a search. Give fit its params, and a list of (mechanism, steps) as"
+                " spent=; the epsilon of a search adds to that of fit."
             )
         return spending_from_json(self.about[_SPENT])
+
+    @property
+    def epsilon(self) -> float:
+        """Of the model, at the delta of `about`."""
+        return self.about["epsilon"]
+
+    def __str__(self) -> str:
+        """The statement of the run that it is of, for a model card."""
+        return self.about.get("statement", str(self.about))
 
 
 class Releasable(NamedTuple):
@@ -131,7 +143,10 @@ def _read(stored: np.ndarray, dtype: str, like: Any) -> jax.Array:
 
 
 def save_release(
-    path: str | pathlib.Path, result: Result, *, params: optax.Params | None = None
+    path: str | pathlib.Path,
+    result: Result | SearchResult,
+    *,
+    params: optax.Params | None = None,
 ) -> dict[str, Any]:
     """Writes the parameters of a run to a file that says how private they are.
 
@@ -143,19 +158,21 @@ def save_release(
 
     Args:
       path: of a file in NumPy's format `npz`, which any language reads.
-      result: of `fit`.
+      result: of `fit`, or of `search`, whose best model is written.
       params: others of the same run, such as a snapshot or an average; the last by
         default. Epsilon and the steps are those of the whole run all the same.
 
     Returns:
       The file has, besides the parameters: the mechanism, which names the
-      sampling, with its public numbers and the neighboring relation; the steps taken,
-      epsilon and delta; the runs that epsilon covers, earlier ones included; and the
-      version of this library.
+      sampling, with its public numbers and the neighboring relation; the steps taken
+      and those accounted for, epsilon and delta; the runs that epsilon covers, earlier
+      ones included, or the trials of a search; the statement, in words; and the version
+      of this library.
 
     Raises:
-      TypeError: if it is no result of `fit`, but that of a search, say.
-      ValueError: if the parameters are split over several processes.
+      TypeError: if it is no result of `fit` or `search`.
+      ValueError: if the parameters are split over several processes, or a search drew
+        no trial.
 
     Example:
       >>> import pathlib, tempfile, jax, jax.numpy as jnp, optax
@@ -174,22 +191,31 @@ def save_release(
       >>> about["sampling_prob"], about["iterations"], round(about["epsilon"], 2)
       (0.5, 4, 6.68)
     """
-    if not isinstance(result, Result):
+    if not isinstance(result, Result | SearchResult):
         raise TypeError(
-            f"Expected result to be the Result of fit, got {type(result).__name__},"
-            " which does not know its epsilon. Write a file of your own, with the"
-            " parameters and the epsilon of the search or the mechanism."
+            "Expected the result of fit or search, which knows its epsilon, got"
+            f" {type(result).__name__}. Of a loop of your own write the parameters and"
+            " the epsilon of the mechanism."
         )
     path = pathlib.Path(path)
     arrays = _named(result.params if params is None else params)
+    if isinstance(result, SearchResult):
+        steps, spent = {"trials": repr(result.trials)}, result.runs
+        words = statement.of_search(result)
+    else:
+        spent, words = result.spent, statement.of_result(result)
+        counted = spent.runs[-1].steps
+        steps = {"iterations": result.iterations, "accounted_iterations": counted}
     about = public_numbers(result.mechanism) | {
-        "iterations": result.iterations,
+        **steps,
         "epsilon": result.epsilon,
         "delta": result.target_delta,
-        _SPENT: spending_to_json(result.spent),
+        "statement": words,
         "dtypes": {name: str(x.dtype) for name, x in arrays.items()},
         "dpadambc": dpadambc.__version__,
     }
+    if spent is not None:
+        about[_SPENT] = spending_to_json(spent)
     stored: dict[str, Any] = {name: _storable(x) for name, x in arrays.items()}
     with path.open("wb") as file:
         np.savez(file, **{_ABOUT: json.dumps(about)}, **stored)

@@ -25,6 +25,7 @@ from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import public_numbers
 from dpadambc.core.step import Step, draw_batch
 from dpadambc.mechanisms import names
+from dpadambc.training import statement
 from dpadambc.training.scores import NoisyScore, PublicScore
 
 # A number, or several by name, which `make_optimizer` is called with.
@@ -47,6 +48,8 @@ class Trial(NamedTuple):
 
 class SearchResult(NamedTuple):
     """The result of `search`: all of it may be published, at `epsilon`.
+
+    It prints as a statement of its privacy, for a model card.
 
     Attributes:
       best: None if a Poisson distribution drew no trial.
@@ -88,6 +91,23 @@ class SearchResult(NamedTuple):
     def epsilon(self) -> float:
         """The epsilon of the whole search, at the target delta."""
         return self.cost.epsilon
+
+    @property
+    def params(self) -> optax.Params:
+        """The parameters of the best model.
+
+        Raises:
+          ValueError: if no trial was drawn.
+        """
+        if self.best is None:
+            raise ValueError(
+                "Expected a trial to take params of, got a search of none."
+            )
+        return self.best.params
+
+    def __str__(self) -> str:
+        """A paragraph for a model card, of public numbers."""
+        return statement.of_search(self)
 
 
 def _checked_candidates(candidates: Any) -> tuple[tuple[Candidate, ...], Any]:

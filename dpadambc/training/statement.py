@@ -66,16 +66,40 @@ def _states(opt_state: Any) -> Iterator[str]:
             yield from _states(part)
 
 
-def of_result(result: Result) -> str:
-    """A paragraph for a model card, of public numbers."""
-    accounted: Any = result.mechanism.accounted_as
-    sampler = class_name(type(accounted))
-    numbers = public_numbers(result.mechanism)
+def _guarantee(mechanism: Any, epsilon: float, delta: float, others: str = "") -> str:
+    """Of whom and on which assumption the epsilon of a model is."""
+    accounted = mechanism.accounted_as
+    sampler, relation = class_name(type(accounted)), accounted.neighboring_relation
+    unit = (
+        "one example: a row of the data, or all rows of a user where"
+        " training.group_by_user made an example of them"
+    )
+    if hasattr(accounted, "max_terms"):
+        unit = "one node of the graph, with its features and edges"
+    return (
+        f"The model has epsilon {rounded_up(epsilon)} at delta {delta:g}{others}. The"
+        f" unit of privacy is {unit}. Neighboring data sets differ by one that is"
+        f" {_DIFFERENCE[relation]} ({relation.name}). Sampling:"
+        f" {ASSUMPTIONS.get(sampler, f'batches are drawn by {sampler}.')}"
+    )
+
+
+def _steps(mechanism: Any) -> str:
+    """The steps of a mechanism, with its public numbers."""
+    numbers = public_numbers(mechanism)
     numbers = numbers.pop("inner_mechanism", {}) | numbers
-    name = numbers.pop("mechanism")
-    planned, relation = numbers.pop("iterations"), accounted.neighboring_relation
+    name, steps = numbers.pop("mechanism"), numbers.pop("iterations")
     del numbers["neighboring_relation"]
     listed = ", ".join(f"{field} {value}" for field, value in numbers.items())
+    return f"{steps:,} steps of {name}, with {listed}"
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)
+
+
+def of_result(result: Result) -> str:
+    """A paragraph for a model card, of public numbers."""
     states = ", ".join(dict.fromkeys(_states(result.state.opt_state)))
     runs, counted = len(result.spent.runs), result.spent.runs[-1].steps
     ends = {
@@ -83,21 +107,22 @@ def of_result(result: Result) -> str:
         "budget": " The budget affords no more.",
         "callback": f" A callback stopped it, and epsilon counts {counted:,} steps.",
     }
-    unit = (
-        "one example: a row of the data, or all rows of a user where"
-        " training.group_by_user made an example of them"
-    )
-    if hasattr(accounted, "max_terms"):
-        unit = "one node of the graph, with its features and edges"
     others = f", of {runs} runs on the same people's data" if runs > 1 else ""
-    text = (
-        f"The model has epsilon {rounded_up(result.epsilon)} at delta"
-        f" {result.target_delta:g}{others}. The unit of privacy is {unit}."
-        f" Neighboring data sets differ by one that is {_DIFFERENCE[relation]}"
-        f" ({relation.name}). Sampling:"
-        f" {ASSUMPTIONS.get(sampler, f'batches are drawn by {sampler}.')}"
-        f" The run took {result.iterations:,} of {planned:,} steps of {name}, with"
-        f" {listed}.{ends[result.stopped_by]} The optimizer of the private gradient"
-        f" keeps {states or 'no state, as plain SGD does'}."
+    cost = result.mechanism, result.epsilon, result.target_delta
+    return _filled(
+        f"{_guarantee(*cost, others)} The run took {result.iterations:,} of"
+        f" {_steps(result.mechanism)}.{ends[result.stopped_by]} The optimizer of the"
+        f" private gradient keeps {states or 'no state, as plain SGD does'}."
     )
-    return textwrap.fill(text, 80, break_long_words=False, break_on_hyphens=False)
+
+
+def of_search(found: Any) -> str:
+    """The same of the best model of a search."""
+    told = found.told is not None
+    return _filled(
+        f"{_guarantee(found.mechanism, found.epsilon, found.target_delta)} It is the"
+        f" best of a search, by trials={found.trials!r}, whose choice epsilon covers,"
+        f" with {'all' if told else 'none'} of the other models. Each trial took"
+        f" {_steps(found.mechanism)}; one alone has epsilon"
+        f" {rounded_up(found.cost.of_one_trial)}."
+    )

@@ -45,10 +45,17 @@ def cast_to_params() -> optax.GradientTransformation:
     return optax.stateless(cast)
 
 
+def check_learning_rate(learning_rate: optax.ScalarOrSchedule) -> None:
+    """Raises for a number below zero, which climbs."""
+    if not callable(learning_rate):
+        validate.non_negative(learning_rate=learning_rate)
+
+
 def descent(
     learning_rate: optax.ScalarOrSchedule, *stages: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     """Chains stages, the learning rate, and the cast to the dtypes of parameters."""
+    check_learning_rate(learning_rate)
     rate = optax.scale_by_learning_rate(learning_rate)
     return optax.chain(*stages, rate, cast_to_params())
 

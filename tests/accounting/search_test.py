@@ -1,6 +1,7 @@
 """What the best of a random number of trials costs, against its exact law."""
 
 import functools
+import logging
 
 import dp_accounting
 import hypothesis
@@ -300,3 +301,14 @@ class Uniform(accounting.Fixed):
 def test_other_distributions_are_refused(trials):
     with pytest.raises(TypeError, match="trials"):
         of(common.poisson_gaussian(), trials=trials)
+
+
+def test_orders_that_are_left_out_are_not_printed(caplog):
+    level = logging.getLogger("absl").level
+    mechanism = common.poisson_gaussian(sampling_prob=0.5, iterations=4)
+    assert of(mechanism, trials=accounting.Geometric(2)) > 0
+    assert "converge" not in caplog.text
+    assert logging.getLogger("absl").level == level
+    control = common.poisson_gaussian(sampling_prob=0.5, iterations=5)
+    control.epsilon(1e-5, accountant=accounting.RDP)
+    assert "converge" in caplog.text

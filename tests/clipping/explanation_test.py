@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.ode import odeint
 
 import dpadambc
 from dpadambc.clipping import memory, plan
@@ -394,3 +395,18 @@ def test_does_not_warn_where_a_kernel_costs_nothing(layer, batch_size):
     loss = lambda p, x: jnp.sum(jnp.tanh(layer(p, x)))
     example = jnp.ones((4, 128))
     assert not dpadambc.explain(loss, FACTORS, example, batch_size=batch_size).warnings
+
+
+def test_of_an_ode_it_names_the_loop_and_a_scan_keeps_the_factors():
+    field = lambda y, t, w: jnp.tanh(w @ y)
+    times = jnp.array([0.0, 1.0])
+    adaptive = lambda w, x: jnp.sum(odeint(field, x, times, w)[-1])
+    euler = lambda y, t, w: (y + 0.1 * field(y, t, w), None)
+    fixed = lambda w, x: jnp.sum(
+        jax.lax.scan(lambda y, t: euler(y, t, w), x, length=10)[0]
+    )
+    w, x = jnp.eye(32), jnp.ones(32)
+    (sentence,) = dpadambc.explain(adaptive, w, x, batch_size=4).warnings
+    assert "loop of unknown length" in sentence and "jax.lax.scan" in sentence
+    found = dpadambc.explain(fixed, w, x, batch_size=4)
+    assert found.rules == {"params": "gram"} and not found.warnings

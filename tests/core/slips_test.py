@@ -97,7 +97,7 @@ def test_a_loss_of_other_arguments_than_data_is_refused(loss, data, frozen, type
     with pytest.raises(TypeError, match="argument") as caught:
         fit(loss, data, frozen=frozen)
     (note,) = [x for x in caught.value.__notes__ if x.startswith("Expected")]
-    assert f"{types}). Write a loss of a batch" in note
+    assert f"{types}). Write the loss of one example" in note
     assert "an argument for each array of data" in note
 
 
@@ -166,3 +166,95 @@ def test_a_loss_that_returns_an_array_is_refused():
             fit(loss)
     mean = lambda w, x, y: jnp.mean((w @ x - y) ** 2)  # near miss: of one number
     assert fit(mean).iterations == 1
+
+
+RUN = dict(key=jax.random.key(0), target_delta=1e-5)
+TARGET = dict(target_epsilon=1.0, target_delta=1e-5)
+SIZES = dict(num_examples=1_000, batch_size=10, epochs=1)
+CALIBRATE = dpadambc.PoissonGaussian.calibrate
+ARGUMENTS = loss_fn, jnp.zeros(3), (X, Y), MECHANISM, optax.sgd(0.1)
+SLIPS = {
+    "compiled": (
+        lambda: jax.jit(lambda w: training.fit(loss_fn, w, *ARGUMENTS[2:], **RUN))(
+            X[0]
+        ),
+        "outside of jax.jit",
+    ),
+    "no key": (
+        lambda: training.fit(*ARGUMENTS, target_delta=1e-5),
+        r"key=, got none. Take training.secret_key\(\)",
+    ),
+    "no delta": (
+        lambda: training.fit(*ARGUMENTS, key=jax.random.key(0)),
+        "target_delta=, got none",
+    ),
+    "words for a key": (
+        lambda: training.fit(*ARGUMENTS, **RUN | {"key": jax.random.PRNGKey(0)}),
+        r"key of training.secret_key\(\)",
+    ),
+    "whole numbers": (
+        lambda: training.fit(loss_fn, jnp.zeros(3, int), *ARGUMENTS[2:], **RUN),
+        r"by astype\(float\)",
+    ),
+    "the multiplier of the noise": (
+        lambda: dpadambc.add_dp_noise(noise_multiplier=1.0, key=jax.random.key(0)),
+        "Give the mechanism",
+    ),
+    "lr": (
+        lambda: dpadambc.recipe(lr=0.1, **TARGET, **SIZES),
+        "learning_rate=, got lr=",
+    ),
+    "epsilon": (
+        lambda: CALIBRATE(epsilon=1.0, target_delta=1e-5, l2_clip_norm=1.0, **SIZES),
+        "target_epsilon=, got epsilon=",
+    ),
+    "a callback that returns": (
+        lambda: fit(callback=lambda progress: True),
+        "raise training.Stop",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLIPS)
+def test_a_slip_is_answered_with_what_to_do(name):
+    call, message = SLIPS[name]
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_right_calls_beside_these_slips_are_taken():
+    jitted = jax.jit(lambda w: w + 1)
+    seen = []
+    result = training.fit(
+        *(loss_fn, jitted(jnp.zeros(3)), *ARGUMENTS[2:]), callback=seen.append, **RUN
+    )
+    assert len(seen) == result.iterations
+    assert dpadambc.recipe(learning_rate=0.0, **TARGET, **SIZES).mechanism == CALIBRATE(
+        **TARGET, **SIZES, l2_clip_norm=1.0, clip_rule=dpadambc.clipping.Automatic()
+    )
+
+
+@pytest.mark.parametrize("rate", [-0.1, np.float32(-1e-3), float("nan")])
+def test_a_learning_rate_that_climbs_is_refused(rate):
+    for make in (
+        lambda: dpadambc.recipe(rate, **TARGET, **SIZES),
+        lambda: dpadambc.adam_bc(rate, MECHANISM),
+        lambda: dpadambc.dp_sgd(rate, MECHANISM, key=jax.random.key(0)),
+    ):
+        with pytest.raises(ValueError, match="learning_rate"):
+            make()
+    dpadambc.adam_bc(lambda step: rate, MECHANISM)  # near miss: a schedule
+
+
+def test_a_pair_of_loss_and_auxiliary_output_is_for_the_gradient_alone():
+    pair = lambda w, x, y: (loss_fn(w, x, y), x)
+    with pytest.raises(ValueError, match="fit takes no"):
+        fit(pair)
+    grad_fn = dpadambc.per_example_grad(pair, has_aux=True)
+    np.testing.assert_array_equal(grad_fn(jnp.zeros(3), X, Y)[1], X)
+
+
+def test_a_gradient_of_one_example_without_a_batch_says_where_examples_are():
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the note is of interest
+        dpadambc.per_example_grad(lambda w, x: w @ x)(jnp.zeros(3), X[0])
+    assert any("along axis 0" in note for note in caught.value.__notes__)

@@ -133,7 +133,7 @@ def test_a_run_may_be_stopped_and_goes_on_later(tmp_path, where):
         told.append(1)
         if len(told) == 3:
             raise training.Stop
-        return 0.0
+        return 0.0 if where == "eval_fn" else None
 
     saved = lambda: checkpoints.Checkpoints(tmp_path, every=100)
     evaluate = training.Evaluate(stop if where == "eval_fn" else None, every=2)

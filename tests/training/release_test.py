@@ -90,6 +90,45 @@ def test_the_steps_taken_count_rather_than_those_planned(tmp_path):
     assert about["epsilon"] == MECHANISM.epsilon(1e-5, iterations=2)
 
 
+def test_of_a_run_that_stopped_early_the_file_has_the_steps_that_epsilon_is_of(
+    tmp_path,
+):
+    def stop(progress):
+        if progress.iterations == 2:
+            raise training.Stop
+
+    result = fit(TREE, of_tree, callback=stop)
+    about = training.save_release(tmp_path / "x", result)
+    assert (about["iterations"], about["accounted_iterations"]) == (2, 5)
+    assert about["epsilon"] == MECHANISM.epsilon(1e-5, iterations=5)
+    release = training.load_release(tmp_path / "x", like=TREE)
+    assert release.epsilon == result.epsilon and str(release) == str(result)
+    assert "epsilon counts 5 steps" in " ".join(str(release).split())
+
+
+@pytest.mark.parametrize("trials", [accounting.Fixed(2), accounting.Geometric(2)])
+def test_the_best_model_of_a_search_is_released_at_the_epsilon_of_all(tmp_path, trials):
+    found = training.search(
+        *(of_tree, TREE, (X,), MECHANISM, optax.sgd, [0.1, 0.2]),
+        trials=trials,
+        score=training.PublicScore(of_tree, (X.copy(),)),
+        key=jax.random.key(0),
+        target_delta=1e-5,
+    )
+    about = training.save_release(tmp_path / "x", found)
+    release = training.load_release(tmp_path / "x", like=TREE)
+    chex.assert_trees_all_equal(release.params, found.params, found.best.params)
+    assert about["epsilon"] == release.epsilon == found.epsilon
+    assert found.epsilon > MECHANISM.epsilon(1e-5)
+    words = " ".join(str(release).split())
+    assert words == " ".join(str(found).split()) and repr(trials) in words
+    if isinstance(trials, accounting.Fixed):
+        assert release.spent == found.spent
+    else:
+        with pytest.raises(ValueError, match="search"):
+            release.spent  # noqa: B018
+
+
 def test_a_snapshot_has_the_epsilon_of_all_steps(tmp_path):
     snapshots = {}
     keep = lambda progress: snapshots.update({progress.iterations: progress.params})

@@ -190,6 +190,8 @@ def test_none_may_be_drawn():
     found = search(trials=distribution, key=key, mechanism=ONE_STEP)
     assert found.best is None
     assert found.epsilon > 0
+    with pytest.raises(ValueError, match="search of none"):
+        found.params  # noqa: B018
 
 
 @pytest.mark.guarantee
