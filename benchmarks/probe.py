@@ -144,7 +144,7 @@ class Probe:
 
     def search_epsilon(self, budget: Budget, num_examples: int) -> float:
         """Of a search that draws how many trials it makes, as many in the mean."""
-        trials = accounting.Geometric(NUM_TRIALS)
+        trials = accounting.GeometricTrials(NUM_TRIALS)
         one = self.mechanism(budget, num_examples)
         return round(accounting.tuned_epsilon(one, DELTA, trials=trials).epsilon, 3)
 

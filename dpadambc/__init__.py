@@ -25,7 +25,6 @@ from dpadambc.core.clipped_sum import ClippedSum as ClippedSum
 from dpadambc.core.clipped_sum import materialize as materialize
 from dpadambc.core.gradient import PerExampleGradient as PerExampleGradient
 from dpadambc.core.gradient import per_example_norms as per_example_norms
-from dpadambc.core.noise import AddDPNoiseState as AddDPNoiseState
 from dpadambc.core.per_example import per_example_grad as per_example_grad
 from dpadambc.core.privatize import privatize as privatize
 from dpadambc.core.sampling import Batch as Batch
@@ -52,13 +51,8 @@ from dpadambc.optimizers import rms_bc as rms_bc
 from dpadambc.transforms.decay import (
     add_decoupled_weight_decay as add_decoupled_weight_decay,
 )
-from dpadambc.transforms.moments import ScaleByAdamBCState as ScaleByAdamBCState
 from dpadambc.transforms.moments import scale_by_adam_bc as scale_by_adam_bc
-from dpadambc.transforms.rms import ScaleByRmsBCState as ScaleByRmsBCState
 from dpadambc.transforms.rms import scale_by_rms_bc as scale_by_rms_bc
-from dpadambc.transforms.rounding import (
-    RoundStochasticallyState as RoundStochasticallyState,
-)
 from dpadambc.transforms.rounding import round_stochastically as round_stochastically
 from dpadambc.transforms.second_moment import RelativeFloor as RelativeFloor
 from dpadambc.transforms.steps import steps_taken as steps_taken

@@ -55,7 +55,7 @@ found = training.search(
     mechanism,
     optax.adam,
     [1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0],  # fixed before looking at the data
-    trials=accounting.Geometric(8),
+    trials=accounting.GeometricTrials(8),
     score=score,
     key=training.secret_key(),
     target_delta=DELTA,

@@ -48,7 +48,7 @@ def search(seed, key):
         MECHANISM,
         optax.sgd,
         [1.0],
-        trials=accounting.Fixed(1),
+        trials=accounting.FixedTrials(1),
         score=training.PublicScore(loss_fn, (jnp.ones((3, SIZE)),)),
         key=key,
         target_delta=1e-5,

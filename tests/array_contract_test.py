@@ -149,11 +149,6 @@ def drawn(mechanism):
     return fun, lambda d: (d.key, d.integers(0, 8))
 
 
-def key_of_noise(mechanism):
-    noise = lambda key: mechanism.add_noise(key=key).init(jnp.zeros(2))
-    return lambda key: noise(key).key_data, lambda d: (d.key,)
-
-
 def weight(rule):
     return rule.weight, lambda d: (d.positive(), d.positive())
 
@@ -269,8 +264,6 @@ ROWS = {name: stage(name) for name in contract_test.ROWS} | {
     "contrib.CorrelatedGaussian.add_noise contrib.CorrelatedGaussian.noise_stddev": noised(CORRELATED),
     "contrib.BandedGaussian.add_noise contrib.BandedGaussian.noise_stddev": noised(BANDED),
     "contrib.BandedGaussian.sample_step": drawn(BANDED),
-    "contrib.AddBandedNoiseState.key_data": key_of_noise(BANDED),
-    "contrib.AddCorrelatedNoiseState.key_data": key_of_noise(CORRELATED),
     "contrib.PerSampleAdaptive.weight": weight(contrib.PerSampleAdaptive()),
     "contrib.low_pass_noise_stddev": (
         contrib.low_pass_noise_stddev(optax.linear_schedule(1.0, 0.5, 4), (0.5,), (1.0, -0.5)),

@@ -374,7 +374,7 @@ def search_rates_by_a_public_score():
         MECHANISM,
         optax.adam,
         [0.1, 1.0],
-        trials=accounting.Fixed(2),
+        trials=accounting.FixedTrials(2),
         score=training.PublicScore(score, (PUBLIC_X, PUBLIC_Y)),
         key=jax.random.key(0),
         target_delta=1e-5,
@@ -900,28 +900,28 @@ def stop_early_by_a_public_loss():
         if public_loss(progress.params) < 1e9:
             raise training.Stop
 
-    result = fit(callback=callback)
+    result = fit(callbacks=callback)
     assert result.epsilon == MECHANISM.epsilon(1e-5)
 
 
 @program
 def evaluate_in_a_callback():
     seen = []
-    fit(callback=lambda p: seen.append((p.loss, public_loss(p.params), p.epsilon())))
+    fit(callbacks=lambda p: seen.append((p.loss, public_loss(p.params), p.epsilon())))
     assert len(seen) == 2
 
 
 @program
 def evaluate_each_step_by_a_function():
     evaluate = training.Evaluate(public_loss, every=1)
-    fit(callback=evaluate)
+    fit(callbacks=evaluate)
     assert [record["iterations"] for record in evaluate.history] == [1, 2]
 
 
 @program
 def keep_snapshots_and_go_on_from_one_on_other_data():
     snapshots = []
-    fit(callback=lambda progress: snapshots.append(progress.params))
+    fit(callbacks=lambda progress: snapshots.append(progress.params))
     fit(params=snapshots[0], data=OTHER_DATA, seed=1)
 
 

@@ -62,7 +62,7 @@ def main(address, processes, process, folder, kind_of_key):
         key=kinds[kind_of_key](),
         data=Source(),
         checkpoints=checkpoints.Checkpoints(folder / "checkpoints", every=5),
-        callback=stop,
+        callbacks=stop,
     )
     w1 = result.state.params["w1"]
     assert not w1.is_fully_addressable

@@ -142,7 +142,7 @@ def train(
     def record(progress: training.Progress) -> None:
         nonlocal started
         now = progress.iterations
-        if now % RECORD_EVERY and now != progress.iterations_in_all:
+        if now % RECORD_EVERY and now != progress.total_iterations:
             return
         state = progress.state
         accuracy = cnn5.accuracy(state.params, *map(jnp.asarray, scored))
@@ -163,7 +163,7 @@ def train(
         target_delta=TARGET_DELTA,
         microbatch_size=cnn5.MICROBATCH_SIZE,
         steps_per_call=20,
-        callback=record,
+        callbacks=record,
         checkpoints=checkpoints.Checkpoints(folder / "checkpoint", every=100),
     )
     # After an interruption, the steps since the last checkpoint come twice.

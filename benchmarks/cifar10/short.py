@@ -77,7 +77,7 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
     """Of the test, and of the search with its epsilon."""
     get = rates.reader(rows, cnn5_training.identity)
     mechanism = setting("DP-SGD", PLAN.epsilon_of_trials, 1.0).mechanism(45_000)
-    trials = accounting.Geometric(len(PLAIN))
+    trials = accounting.GeometricTrials(len(PLAIN))
     delta = cnn5_training.TARGET_DELTA
     tuned = accounting.tuned_epsilon(mechanism, delta, trials=trials)
     return {

@@ -62,7 +62,7 @@ def train(
         key=key,
         target_delta=TARGET_DELTA,
         steps_per_call=STEPS_PER_CALL,
-        callback=lambda progress: curve.append(score(progress.params)),
+        callbacks=lambda progress: curve.append(score(progress.params)),
         progress=False,
     )
     return curve, result.state.opt_state

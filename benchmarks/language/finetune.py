@@ -132,7 +132,7 @@ def fit(
         target_delta=TARGET_DELTA,
         frozen=parts.frozen,
         microbatch_size=microbatch_size or "auto",
-        callback=stop_in_time,
+        callbacks=stop_in_time,
         checkpoints=training.Checkpoints(folder, every=20, keep=1),
     )
     if result.iterations < mechanism.iterations:

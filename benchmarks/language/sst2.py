@@ -190,7 +190,7 @@ def search_epsilon(way: str, num_train: int) -> float:
     """Of a search of as many trials, their number random and only the best told."""
     mechanism = setting(way, "DP-Adam", EPSILON_OF_TRIALS, 1.0).mechanism(num_train)
     number = max(len(several) for several in WAYS[way].learning_rates.values())
-    trials, delta = accounting.Geometric(number), finetune.TARGET_DELTA
+    trials, delta = accounting.GeometricTrials(number), finetune.TARGET_DELTA
     return accounting.tuned_epsilon(mechanism, delta, trials=trials).epsilon
 
 

@@ -67,7 +67,7 @@ class Laboratory:
         subgraphs = self.subgraphs(setting.max_memberships)
         return model.loss_of_root, (subgraphs, labels), nodes
 
-    def fit(self, setting: Any, seed: int, num_calls: int = 1, callback: Any = ()):
+    def fit(self, setting: Any, seed: int, num_calls: int = 1, callbacks: Any = ()):
         """One training."""
         init_key, key = jax.random.split(jax.random.key(seed))
         loss_fn, examples, nodes = self.examples(setting)
@@ -82,7 +82,7 @@ class Laboratory:
             target_delta=setting.target_delta,
             frozen=nodes,
             steps_per_call=max(setting.iterations // num_calls, 1),
-            callback=callback,
+            callbacks=callbacks,
         )
 
     def accuracies(self, params: Any) -> dict[str, dict[str, float]]:
@@ -101,7 +101,7 @@ class Laboratory:
             looks.append((progress.iterations, time.perf_counter(), params))
 
         is_trial = seed in TUNING_SEEDS
-        watched: Any = {} if is_trial else {"num_calls": NUM_CALLS, "callback": look}
+        watched: Any = {} if is_trial else {"num_calls": NUM_CALLS, "callbacks": look}
         result = self.fit(setting, seed, **watched)
         mechanism: Any = result.mechanism
         is_private = setting.target_epsilon is not None

@@ -72,7 +72,7 @@ def seconds_to_first_step(rows: int) -> float:
         optax.adam(1e-3),
         key=jax.random.key(0),
         target_delta=1e-9,
-        callback=lambda _: ends.append(time.perf_counter()),
+        callbacks=lambda _: ends.append(time.perf_counter()),
     )
     return ends[0] - start
 

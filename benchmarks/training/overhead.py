@@ -99,7 +99,7 @@ def measure(problem: models.Problem, rounds: int, steps_per_call: int) -> dict:
         key=jax.random.key(0),
         target_delta=1e-6,
         steps_per_call=steps_per_call,
-        callback=callback,
+        callbacks=callback,
     )
     # The first of each compiles.
     times = {name: np.array(values[1:]) for name, values in seconds.items()}

@@ -11,9 +11,9 @@ from dpadambc.accounting.search import calibrate_search as calibrate_search
 from dpadambc.accounting.search import tuned_epsilon as tuned_epsilon
 from dpadambc.accounting.tradeoff import TradeOff as TradeOff
 from dpadambc.accounting.tradeoff import trade_off as trade_off
-from dpadambc.accounting.trials import Fixed as Fixed
-from dpadambc.accounting.trials import Geometric as Geometric
-from dpadambc.accounting.trials import Poisson as Poisson
+from dpadambc.accounting.trials import FixedTrials as FixedTrials
+from dpadambc.accounting.trials import GeometricTrials as GeometricTrials
+from dpadambc.accounting.trials import PoissonTrials as PoissonTrials
 from dpadambc.accounting.trials import Trials as Trials
 from dpadambc.accounting.trials import (
     TruncatedNegativeBinomial as TruncatedNegativeBinomial,

@@ -70,9 +70,9 @@ from dp_accounting.rdp import rdp_privacy_accountant
 
 from dpadambc.accounting.events import epsilon
 from dpadambc.accounting.trials import (
-    Fixed,
-    Geometric,
-    Poisson,
+    FixedTrials,
+    GeometricTrials,
+    PoissonTrials,
     Trials,
     TruncatedNegativeBinomial,
 )
@@ -91,10 +91,15 @@ _TOLERANCE = 5e-4
 def check_trials(trials: Trials) -> None:
     """Raises unless it is a distribution whose searches are accounted for."""
     # Not a subclass, which may draw other numbers than it is accounted for.
-    if type(trials) not in (Geometric, TruncatedNegativeBinomial, Poisson, Fixed):
+    if type(trials) not in (
+        GeometricTrials,
+        TruncatedNegativeBinomial,
+        PoissonTrials,
+        FixedTrials,
+    ):
         raise TypeError(
             "Expected trials to be a distribution of the number of trials, such as"
-            f" accounting.Geometric(8), got {trials!r}."
+            f" accounting.GeometricTrials(8), got {trials!r}."
         )
 
 
@@ -172,7 +177,7 @@ class TunedEpsilon(NamedTuple):
       ...     l2_clip_norm=1.0, noise_multiplier=4.0, sampling_prob=0.1, iterations=300,
       ...     normalize_by=100)
       >>> found = accounting.tuned_epsilon(
-      ...     mechanism, 1e-5, trials=accounting.Geometric(8))
+      ...     mechanism, 1e-5, trials=accounting.GeometricTrials(8))
       >>> print(f"{found.of_one_trial:.2f}, search {found.epsilon:.2f}, "
       ...       f"composition {found.of_composition:.2f}, by {found.bound}")
       1.77, search 2.70, composition 5.69, by profile
@@ -235,11 +240,11 @@ def tuned_epsilon_of_event(
 
     bounds: list[tuple[float, Bound]] = []
     arguments = event, trials, target_delta, neighboring_relation
-    if isinstance(trials, Fixed):
+    if isinstance(trials, FixedTrials):
         bounds.append((composed(trials.number), "composition"))
     elif PLD in accountants:
         bounds.append((_profile_epsilon(*arguments), "profile"))
-    if RDP in accountants and not isinstance(trials, Fixed):
+    if RDP in accountants and not isinstance(trials, FixedTrials):
         bounds.append((_renyi_epsilon(*arguments), "renyi"))
     least, bound = min(bounds)
     return TunedEpsilon(least, bound, composed(1), composed(math.ceil(trials.expected)))
@@ -265,7 +270,7 @@ def tuned_epsilon(
     Args:
       mechanism: of one trial.
       target_delta: the delta that goes with it, in (0, 1).
-      trials: the distribution of the number of trials, such as `Geometric(8)`.
+      trials: the distribution of the number of trials, such as `GeometricTrials(8)`.
       iterations: the number of steps of each; `mechanism.iterations` by default.
       accountant: `accounting.PLD` or `accounting.RDP`; by default the least bound of
         all.
@@ -285,7 +290,7 @@ def tuned_epsilon(
       ...     l2_clip_norm=1.0, noise_multiplier=2.0, sampling_prob=0.1, iterations=100,
       ...     normalize_by=100)
       >>> found = accounting.tuned_epsilon(
-      ...     mechanism, 1e-5, trials=accounting.Geometric(8))
+      ...     mechanism, 1e-5, trials=accounting.GeometricTrials(8))
       >>> print(f"{mechanism.epsilon(1e-5):.1f} of one, {found.epsilon:.1f} in all")
       2.3 of one, 3.5 in all
 
@@ -336,7 +341,7 @@ def calibrate_search(
       >>> from dpadambc import accounting
       >>> mechanism = accounting.calibrate_search(
       ...     dpadambc.PoissonGaussian, target_epsilon=2.0, target_delta=1e-5,
-      ...     trials=accounting.Geometric(8), l2_clip_norm=1.0, sampling_prob=0.1,
+      ...     trials=accounting.GeometricTrials(8), l2_clip_norm=1.0, sampling_prob=0.1,
       ...     iterations=30, normalize_by=100)
       >>> print(f"{mechanism.noise_multiplier:.1f} {mechanism.epsilon(1e-5):.1f}")
       2.0 1.3

@@ -24,7 +24,7 @@ class Trials(abc.ABC):
 
     Example:
       >>> from dpadambc import accounting
-      >>> isinstance(accounting.Geometric(8), accounting.Trials)
+      >>> isinstance(accounting.GeometricTrials(8), accounting.Trials)
       True
     """
 
@@ -83,7 +83,7 @@ class TruncatedNegativeBinomial(_OfMean):
     Example:
       >>> from dpadambc import accounting
       >>> logarithmic = accounting.TruncatedNegativeBinomial(8, shape=0)
-      >>> geometric = accounting.Geometric(8)
+      >>> geometric = accounting.GeometricTrials(8)
       >>> print(logarithmic.pmf(1).round(3), geometric.pmf(1).round(3))
       0.291 0.125
 
@@ -152,7 +152,7 @@ class TruncatedNegativeBinomial(_OfMean):
 
 
 @dataclasses.dataclass(frozen=True)
-class Geometric(TruncatedNegativeBinomial):
+class GeometricTrials(TruncatedNegativeBinomial):
     """At least one trial, and after each one another with the same probability.
 
     Args:
@@ -169,7 +169,7 @@ class Geometric(TruncatedNegativeBinomial):
       >>> import numpy as np
       >>> from dpadambc import accounting
       >>> rng = np.random.default_rng(0)
-      >>> [accounting.Geometric(8).sample(rng) for _ in range(5)]
+      >>> [accounting.GeometricTrials(8).sample(rng) for _ in range(5)]
       [8, 3, 1, 1, 13]
     """
 
@@ -177,7 +177,7 @@ class Geometric(TruncatedNegativeBinomial):
 
 
 @dataclasses.dataclass(frozen=True)
-class Poisson(_OfMean):
+class PoissonTrials(_OfMean):
     """About as many trials as expected; perhaps none, and then nothing is returned.
 
     Args:
@@ -189,7 +189,7 @@ class Poisson(_OfMean):
 
     Example:
       >>> from dpadambc import accounting
-      >>> print(accounting.Poisson(8).pmf(0).round(5))
+      >>> print(accounting.PoissonTrials(8).pmf(0).round(5))
       0.00034
 
     References:
@@ -207,7 +207,7 @@ class Poisson(_OfMean):
 
 
 @dataclasses.dataclass(frozen=True)
-class Fixed(Trials):
+class FixedTrials(Trials):
     """A fixed number of trials: they compose, and all of them may be published.
 
     Args:
@@ -219,7 +219,7 @@ class Fixed(Trials):
 
     Example:
       >>> from dpadambc import accounting
-      >>> accounting.Fixed(8).expected
+      >>> accounting.FixedTrials(8).expected
       8.0
     """
 

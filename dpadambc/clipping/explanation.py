@@ -253,7 +253,7 @@ def _more_than_twice(
 
 
 def explain(
-    fun: Callable[..., Any],
+    loss_fn: Callable[..., Any],
     *args: Any,
     batch_size: int,
     argnums: Argnums = 0,
@@ -280,12 +280,12 @@ def explain(
     `materialized: ...`, a gradient without a rule.
 
     Args:
-      fun: the loss of one example; see `per_example_grad`.
-      *args: the arguments of `fun` for *one* example, arrays or
+      loss_fn: the loss of one example; see `per_example_grad`.
+      *args: the arguments of `loss_fn` for *one* example, arrays or
         `jax.ShapeDtypeStruct`.
       batch_size: for which the bytes are counted.
       argnums: which positional arguments are differentiated.
-      has_aux: whether `fun` returns `(loss, aux)`.
+      has_aux: whether `loss_fn` returns `(loss, aux)`.
       batch_argnums: which positional arguments will be batches; by default all others.
       prng_argnum: which positional argument is a PRNG key, if any.
       memory_limit: in bytes, for arguments, outputs and temporaries.
@@ -336,7 +336,7 @@ def explain(
         raise ValueError("Expected a memory_limit to plan for, with an optimizer.")
     arguments = Arguments(argnums, batch_argnums, prng_argnum, wrt)
     grad_fn = per_example_grad(
-        fun,
+        loss_fn,
         argnums,
         has_aux,
         batch_argnums=batch_argnums,
@@ -349,7 +349,7 @@ def explain(
     def trace(*batched):
         grads = grad_fn(*batched)
         grads = grads[0] if has_aux else grads
-        uses = kernels.uses(fun, arguments, args)
+        uses = kernels.uses(loss_fn, arguments, args)
         paths = jax.tree_util.tree_leaves_with_path(grads, is_leaf=is_per_example)
         for path, leaf in paths:
             name = jax.tree_util.keystr(path) or "params"
@@ -367,7 +367,7 @@ def explain(
     ]
     jax.eval_shape(trace, *batched)
     programs = Programs(
-        fun, arguments, has_aux, tuple(batched), batch_size, optimizer, precision
+        loss_fn, arguments, has_aux, tuple(batched), batch_size, optimizer, precision
     )
     plan = None if memory_limit is None else planned(programs, memory_limit)
     private, ordinary = _temporaries(programs, plan, rows)

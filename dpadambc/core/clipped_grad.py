@@ -25,7 +25,7 @@ from dpadambc.engine.transform import Method
 
 
 def clipped_grad(
-    fun: Callable[..., Any],
+    loss_fn: Callable[..., Any],
     argnums: Argnums = 0,
     has_aux: bool = False,
     *,
@@ -49,9 +49,9 @@ def clipped_grad(
     the noise of a mechanism whose batches are padded refuses the sum.
 
     Args:
-      fun: the loss of one example; see `per_example_grad`.
+      loss_fn: the loss of one example; see `per_example_grad`.
       argnums: which positional arguments to differentiate.
-      has_aux: whether `fun` returns `(loss, aux)`.
+      has_aux: whether `loss_fn` returns `(loss, aux)`.
       l2_clip_norm: C, the bound on one example's gradient norm.
       normalize_by: B, the public number that the sum is divided by. One that JAX
         traces is refused: it could depend on the batch, as its size does.
@@ -73,7 +73,7 @@ def clipped_grad(
       wrt: which variables of modules of Flax NNX; see `per_example_grad`.
 
     Returns:
-      A function of the arguments of `fun`, in batches, and of `is_padding_example`. It
+      A function of the arguments of `loss_fn`, in batches, and `is_padding_example`. It
       returns a `ClippedSum` for each parameter, in at least float32, for
       `add_dp_noise`; with `has_aux` `(gradient, aux)`; with `return_values`
       `(values, gradient)`, or `((values, aux), gradient)`. Values and auxiliary output
@@ -87,9 +87,9 @@ def clipped_grad(
     Example:
       >>> import jax.numpy as jnp
       >>> import dpadambc
-      >>> fun = dpadambc.clipped_grad(
+      >>> grad_fn = dpadambc.clipped_grad(
       ...     lambda w, x: w @ x, l2_clip_norm=1.0, normalize_by=2, return_values=True)
-      >>> values, gradient = fun(jnp.ones(2), jnp.array([[3.0, 4.0], [0.0, 0.5]]))
+      >>> values, gradient = grad_fn(jnp.ones(2), jnp.array([[3.0, 4.0], [0.0, 0.5]]))
       >>> print(values, [f"{x:.3f}" for x in gradient.value])
       [7.  0.5] ['0.300', '0.650']
     """
@@ -109,7 +109,7 @@ def clipped_grad(
     parts = Arguments(argnums, batch_argnums, prng_argnum, wrt)
     all_at_once = values_and_sums(
         clip_fn,
-        fun,
+        loss_fn,
         parts,
         has_aux,
         microbatch_size,

@@ -51,7 +51,7 @@ class Stop(Exception):
       >>> result = training.fit(
       ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
       ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5,
-      ...     callback=stop_after_two_steps)
+      ...     callbacks=stop_after_two_steps)
       >>> result.iterations, result.stopped_by
       (2, 'callback')
       >>> result.epsilon == mechanism.epsilon(1e-5, iterations=2)

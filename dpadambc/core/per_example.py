@@ -181,7 +181,7 @@ def sealed_value_and_grad(
 
 
 def per_example_grad(
-    fun: Callable[..., Any],
+    loss_fn: Callable[..., Any],
     argnums: Argnums = 0,
     has_aux: bool = False,
     *,
@@ -194,7 +194,7 @@ def per_example_grad(
     r"""Like `jax.grad`, for each example of a batch on its own.
 
     Args:
-      fun: a function of one example, without a batch axis, that returns its loss,
+      loss_fn: a function of one example, without a batch axis, that returns its loss,
         a scalar; with `has_aux`, a pair of the loss and any pytree. Each call sees one
         example. A collective in it, over an axis of `jax.shard_map` or `jax.vmap` along
         which examples differ, would mix them, and is refused. (Batch normalization of
@@ -202,7 +202,7 @@ def per_example_grad(
       argnums: which positional arguments to differentiate: the parameters. To train a
         part of them, give it as an argument of its own. A module of Flax NNX is
         differentiated as `nnx.grad` does it, with respect to its `nnx.Param` alone.
-      has_aux: whether `fun` returns auxiliary output.
+      has_aux: whether `loss_fn` returns auxiliary output.
       return_values: whether to return the values of the loss too.
       batch_argnums: which positional arguments are batches, pytrees whose arrays all
         have the examples along axis 0. By default all but those of `argnums` and
@@ -221,7 +221,7 @@ def per_example_grad(
         `nnx.Param` by default. All examples share the others, which must be public.
 
     Returns:
-      A function of the arguments of `fun`, in batches, and of `is_padding_example`
+      A function of the arguments of `loss_fn`, in batches, and of `is_padding_example`
       (keyword; shape (batch,), bool). It returns a `PerExampleGradient` for each
       parameter, zero for padding, in an `nnx.State` of a module; with `has_aux`
       `(gradients, aux)`; with `return_values` `(values, gradients)`, or
@@ -244,7 +244,7 @@ def per_example_grad(
        [ 0.  2.]]
     """
     parts = Arguments(argnums, batch_argnums, prng_argnum, wrt)
-    all_examples = sealed_value_and_grad(fun, parts, has_aux, method)
+    all_examples = sealed_value_and_grad(loss_fn, parts, has_aux, method)
 
     def grad_fn(*args, is_padding_example: jax.Array | None = None):
         batch_size, mask = parts.check(args), is_padding_example

@@ -30,13 +30,13 @@ class Progress:
 
     Attributes:
       iterations: the steps taken.
-      iterations_in_all: the step at which the run will end.
+      total_iterations: the step at which the run will end.
       num_steps: the steps of this call.
       seen: sums over the examples in these steps; *not private*.
     """
 
     iterations: int
-    iterations_in_all: int
+    total_iterations: int
     num_steps: int
     seen: Seen
     _state: TrainState
@@ -109,7 +109,7 @@ class Evaluate:
       >>> result = training.fit(
       ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
       ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5,
-      ...     callback=evaluate)
+      ...     callbacks=evaluate)
       >>> [(record["iterations"], record["norm"] > 0) for record in evaluate.history]
       [(2, True), (4, True)]
     """
@@ -138,8 +138,8 @@ class Evaluate:
         """Counts the losses of a call, and makes a record if one is due."""
         before = progress.iterations - progress.num_steps
         self._seen.append(progress.seen)
-        is_last = progress.iterations == progress.iterations_in_all
-        every = self._every or progress.iterations_in_all
+        is_last = progress.iterations == progress.total_iterations
+        every = self._every or progress.total_iterations
         is_due = is_last or before // every != progress.iterations // every
         if is_due or len(self._seen) >= _MOST_WAITING:
             several, self._seen = jax.device_get(self._seen), []

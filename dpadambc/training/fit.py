@@ -94,7 +94,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
     microbatch_size: int | Literal["auto"] | None = "auto",
     steps_per_call: int = 1,
     precision: rounding.Precision = None,
-    callback: Callback | Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     checkpoints: Any = None,
     wrt: Any = None,
     progress: bool = True,
@@ -135,8 +135,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
         most with which a step fits into the memory that the devices state.
       steps_per_call: how many steps are compiled into one call, on arrays.
       precision: of the products in the clip; see `clip_per_example`.
-      callback: called with the `Progress` after each call; or several. It may raise
-        `Stop`. Whatever it learns of protected data is not covered by epsilon.
+      callbacks: one or several, each called with the `Progress` after each call. It may
+        raise `Stop`. Whatever it learns of protected data is not covered by epsilon.
       checkpoints: `Checkpoints` to resume from and to save to.
       wrt: which variables of modules of Flax NNX are trained, a filter as for
         `nnx.grad`. The optimizer gets an `nnx.State` of them in place of a module.
@@ -172,9 +172,9 @@ def fit(  # noqa: C901 - one story, from top to bottom
             "Expected params and key as arrays, got some that JAX traces. Call fit"
             " outside of jax.jit: it compiles its steps itself."
         )
-    callbacks = [callback] if callable(callback) else callback
+    callbacks = [callbacks] if callable(callbacks) else callbacks
     for each in callbacks:
-        validate.function(callback=each)
+        validate.function(callbacks=each)
     # Of several processes the first one tells.
     progress = progress and sys.stderr is not None and not jax.process_index()
     shown = _bars(progress, callbacks)

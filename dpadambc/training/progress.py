@@ -41,7 +41,7 @@ class ProgressBar:
       >>> result = training.fit(
       ...     lambda w, x: w @ x, jnp.zeros(2), (jnp.ones((8, 2)),), mechanism,
       ...     optax.sgd(0.1), key=jax.random.key(0), target_delta=1e-5,
-      ...     callback=training.ProgressBar(console=out))
+      ...     callbacks=training.ProgressBar(console=out))
       >>> f"epsilon {result.epsilon:.2f} at step 4" in out.file.getvalue()
       True
     """
@@ -99,7 +99,7 @@ class ProgressBar:
 
     def __call__(self, progress: Progress) -> None:
         """Shows how far the run is."""
-        done, total = progress.iterations, progress.iterations_in_all
+        done, total = progress.iterations, progress.total_iterations
         if self._task is None or done < self._last[0] or total != self._last[1]:
             self._task, self._next = self._added(total), 0
         self._last = done, total

@@ -15,7 +15,7 @@ from dpadambc.accounting.search import (
     check_trials,
     tuned_epsilon_of_event,
 )
-from dpadambc.accounting.trials import Fixed, Trials
+from dpadambc.accounting.trials import FixedTrials, Trials
 from dpadambc.core import data as _data
 from dpadambc.core import identity as _identity
 from dpadambc.core import keys, leaves, validate
@@ -152,11 +152,11 @@ def _made(make_optimizer: Callable[..., Any], candidate: Any) -> Any:
 
 def _check_trials(trials: Trials, num_candidates: int) -> None:
     check_trials(trials)
-    if isinstance(trials, Fixed) and trials.number != num_candidates:
+    if isinstance(trials, FixedTrials) and trials.number != num_candidates:
         raise ValueError(
-            f"Expected trials=Fixed({num_candidates}), one of each candidate, got"
-            f" Fixed({trials.number}). To draw candidates at random, take a random"
-            f" number of trials, such as Geometric({trials.number})."
+            f"Expected trials=FixedTrials({num_candidates}), one of each candidate, got"
+            f" FixedTrials({trials.number}). To draw candidates at random, take a"
+            f" random number of trials, such as GeometricTrials({trials.number})."
         )
 
 
@@ -191,7 +191,7 @@ def _chosen(
     rng: np.random.Generator, trials: Trials, num_candidates: int, number: int
 ) -> np.ndarray:
     """The candidate of each trial: drawn with replacement, or each once."""
-    if isinstance(trials, Fixed):
+    if isinstance(trials, FixedTrials):
         return np.arange(number)
     return rng.integers(num_candidates, size=number)
 
@@ -250,7 +250,7 @@ def search(
 
     `search` draws the number of trials from `trials`, and keeps it secret. Each trial
     draws a candidate with replacement, trains and gets a score. The best is returned.
-    With `accounting.Fixed(len(candidates))` all candidates are tried and returned.
+    With `accounting.FixedTrials(len(candidates))` all are tried and returned.
 
     Guarantees:
       * `result.epsilon` is of all that is returned, whatever the score; it includes a
@@ -269,7 +269,7 @@ def search(
         numbers are traced: it may compute with them, and not branch on them.
       candidates: numbers, or dictionaries of numbers by the names of arguments of
         `make_optimizer`. Not chosen by looking at protected data.
-      trials: the distribution of their number, such as `accounting.Geometric(8)`.
+      trials: the distribution of their number, such as `accounting.GeometricTrials(8)`.
       score: a `PublicScore` or a `NoisyScore`.
       key: a typed key, a new one for each search; secret.
       target_delta: for epsilon.
@@ -295,7 +295,7 @@ def search(
       ...     normalize_by=200)
       >>> result = training.search(
       ...     loss_fn, jnp.zeros(3), (x[:1_000], y[:1_000]), mechanism, optax.adam,
-      ...     [0.001, 0.01, 0.1], trials=accounting.Geometric(9),
+      ...     [0.001, 0.01, 0.1], trials=accounting.GeometricTrials(9),
       ...     score=training.PublicScore(
       ...         lambda w, x, y: -loss_fn(w, x, y), (x[1_000:], y[1_000:])),
       ...     key=jax.random.key(2), target_delta=1e-5, trials_at_once=4)
@@ -346,7 +346,7 @@ def search(
     key = folded_in(key, _identity.digest(identity))
     rng, trial_keys = _drawn_from(key, trials)
     chosen = _chosen(rng, trials, len(listed), len(trial_keys))
-    is_fixed = isinstance(trials, Fixed)
+    is_fixed = isinstance(trials, FixedTrials)
 
     def one_trial(key, candidate, params, frozen, data, score_data):
         step = step_of(candidate)

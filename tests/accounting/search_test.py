@@ -20,11 +20,11 @@ from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
 RANDOM = [
-    accounting.Geometric(8),
-    accounting.Geometric(50),
+    accounting.GeometricTrials(8),
+    accounting.GeometricTrials(50),
     accounting.TruncatedNegativeBinomial(8, shape=0),
     accounting.TruncatedNegativeBinomial(20, shape=3),
-    accounting.Poisson(8),
+    accounting.PoissonTrials(8),
 ]
 
 
@@ -119,7 +119,7 @@ def test_the_whole_ratio_is_needed():
     p = np.array([1 - factor * here - above, factor * here, above])
     q = np.array([1 - here - factor * above, here, factor * above])
     assert hockey_stick(2.0, p, q) < 1e-12
-    geometric = accounting.Geometric(150)
+    geometric = accounting.GeometricTrials(150)
     best = [best_of_outcomes(law, geometric) for law in (p, q)]
     assert hockey_stick(5.7, *best) > 1e-9
     bound = profile_bound(p, q, geometric, 1e-9)
@@ -130,7 +130,7 @@ def test_the_whole_ratio_is_needed():
 def test_the_whole_mean_is_needed():
     """One output in a thousand tells all; the best of fifty does so fifty times."""
     p, q = np.array([0.999, 1e-3]), np.array([1 - 1e-12, 1e-12])
-    geometric = accounting.Geometric(50)
+    geometric = accounting.GeometricTrials(50)
     best = [best_of_outcomes(law, geometric) for law in (p, q)]
     bound = profile_bound(p, q, geometric, 50 * 1.1e-3)
     assert bound < 0.2
@@ -140,7 +140,7 @@ def test_the_whole_mean_is_needed():
 def test_searches_draw_from_the_law_that_is_accounted_for():
     """Ten thousand searches over a score of three values, against E x^K."""
     rng, law = np.random.default_rng(0), np.array([0.7, 0.2, 0.1])
-    for distribution in (accounting.Geometric(8), accounting.Poisson(2)):
+    for distribution in (accounting.GeometricTrials(8), accounting.PoissonTrials(2)):
         counts = np.zeros(4)
         for _ in range(10_000):
             number = distribution.sample(rng)
@@ -186,22 +186,22 @@ def test_the_renyi_bound_is_that_of_the_paper():
     )
     event = dp_accounting.GaussianDpEvent(z)
     by_renyi = tuned(
-        event, accounting.Geometric(mean), accountant=accounting.RDP
+        event, accounting.GeometricTrials(mean), accountant=accounting.RDP
     ).epsilon
     assert by_renyi == pytest.approx(converted, rel=0.01)
-    assert tuned(event, accounting.Geometric(mean)).epsilon < 0.8 * by_renyi
+    assert tuned(event, accounting.GeometricTrials(mean)).epsilon < 0.8 * by_renyi
 
 
 def test_more_trials_cost_more_and_one_trial_what_it_costs():
     event = dp_accounting.GaussianDpEvent(2.0)
     for kind in (
-        accounting.Geometric,
+        accounting.GeometricTrials,
         lambda mean: accounting.TruncatedNegativeBinomial(mean, 0.5),
     ):
         costs = [tuned(event, kind(mean)).epsilon for mean in (1, 1.5, 4, 16, 300)]
         assert costs == sorted(costs)
         assert costs[0] == pytest.approx(tuned(event, kind(1)).of_one_trial)
-    costs = [tuned(event, accounting.Poisson(mean)).epsilon for mean in (1, 2, 8)]
+    costs = [tuned(event, accounting.PoissonTrials(mean)).epsilon for mean in (1, 2, 8)]
     assert costs == sorted(costs)
 
 
@@ -212,21 +212,21 @@ def test_what_rounding_takes_off_delta_counts_in_a_search_too():
     )
     delta = 2 * rounding_of(event)
     one = accounting.PLD.on_fine_grid(event, ADD, delta)
-    assert tuned(event, accounting.Geometric(1), delta).epsilon == one.epsilon
+    assert tuned(event, accounting.GeometricTrials(1), delta).epsilon == one.epsilon
     unrounded = one.losses.get_epsilon_for_delta(delta)
     assert unrounded < 0.99 * one.epsilon  # negative control
-    assert tuned(event, accounting.Poisson(2), delta).epsilon == np.inf
+    assert tuned(event, accounting.PoissonTrials(2), delta).epsilon == np.inf
 
 
 def test_a_search_is_compared_with_composition():
     event = dp_accounting.GaussianDpEvent(2.0)
-    found = tuned(event, accounting.Geometric(7.5))
+    found = tuned(event, accounting.GeometricTrials(7.5))
     assert found.cheaper == "search"
-    assert found.of_composition == tuned(event, accounting.Fixed(8)).epsilon
-    fixed = tuned(event, accounting.Fixed(2))
+    assert found.of_composition == tuned(event, accounting.FixedTrials(8)).epsilon
+    fixed = tuned(event, accounting.FixedTrials(2))
     assert (fixed.bound, fixed.cheaper) == ("composition", "composition")
     little = dp_accounting.GaussianDpEvent(100.0)
-    assert tuned(little, accounting.Poisson(64)).cheaper == "composition"
+    assert tuned(little, accounting.PoissonTrials(64)).cheaper == "composition"
 
 
 def test_of_a_mechanism_in_the_units_of_every_relation():
@@ -237,19 +237,19 @@ def test_of_a_mechanism_in_the_units_of_every_relation():
                 sampling_prob=1.0, iterations=1, neighboring_relation=relation
             ),
             1e-5,
-            trials=accounting.Geometric(8),
+            trials=accounting.GeometricTrials(8),
         )
         for relation in NeighboringRelation
     ]
     for other in found[1:]:
         assert other[2:] == pytest.approx(found[0][2:], rel=2e-3)
         assert other.epsilon == pytest.approx(found[0].epsilon, rel=2e-3)
-    exact = tuned(dp_accounting.GaussianDpEvent(1.0), accounting.Geometric(8))
+    exact = tuned(dp_accounting.GaussianDpEvent(1.0), accounting.GeometricTrials(8))
     assert found[0].epsilon == pytest.approx(exact.epsilon, rel=2e-3)
 
 
 def of(mechanism, **options):
-    options = {"trials": accounting.Geometric(8)} | options
+    options = {"trials": accounting.GeometricTrials(8)} | options
     return accounting.tuned_epsilon(mechanism, 1e-5, **options).epsilon
 
 
@@ -275,7 +275,9 @@ def test_of_a_fixed_size_and_of_nodes_by_renyi_divergences_too():
         assert alone < of(mechanism, accountant=accounting.RDP) < np.inf
 
 
-@pytest.mark.parametrize("distribution", [accounting.Geometric(8), accounting.Fixed(8)])
+@pytest.mark.parametrize(
+    "distribution", [accounting.GeometricTrials(8), accounting.FixedTrials(8)]
+)
 def test_calibration_is_of_the_whole_search(distribution):
     numbers = dict(sampling_prob=1.0, l2_clip_norm=1.0, normalize_by=50, iterations=1)
     mechanism = accounting.calibrate_search(
@@ -289,7 +291,7 @@ def test_calibration_is_of_the_whole_search(distribution):
     assert mechanism.epsilon(1e-5) < 2.1
 
 
-class Uniform(accounting.Fixed):
+class Uniform(accounting.FixedTrials):
     """Nothing is known of the cost of a search by it."""
 
     def sample(self, rng):
@@ -297,7 +299,7 @@ class Uniform(accounting.Fixed):
 
 
 @pytest.mark.guarantee
-@pytest.mark.parametrize("trials", [8, accounting.Geometric, Uniform(1)])
+@pytest.mark.parametrize("trials", [8, accounting.GeometricTrials, Uniform(1)])
 def test_other_distributions_are_refused(trials):
     with pytest.raises(TypeError, match="trials"):
         of(common.poisson_gaussian(), trials=trials)
@@ -306,7 +308,7 @@ def test_other_distributions_are_refused(trials):
 def test_orders_that_are_left_out_are_not_printed(caplog):
     level = logging.getLogger("absl").level
     mechanism = common.poisson_gaussian(sampling_prob=0.5, iterations=4)
-    assert of(mechanism, trials=accounting.Geometric(2)) > 0
+    assert of(mechanism, trials=accounting.GeometricTrials(2)) > 0
     assert "converge" not in caplog.text
     assert logging.getLogger("absl").level == level
     control = common.poisson_gaussian(sampling_prob=0.5, iterations=5)

@@ -10,12 +10,12 @@ from dpadambc import accounting
 
 K = np.arange(4_000)
 EVERY = [
-    accounting.Geometric(8),
+    accounting.GeometricTrials(8),
     accounting.TruncatedNegativeBinomial(8, shape=0),
     accounting.TruncatedNegativeBinomial(8, shape=0.5),
     accounting.TruncatedNegativeBinomial(8, shape=5),
-    accounting.Poisson(8),
-    accounting.Fixed(8),
+    accounting.PoissonTrials(8),
+    accounting.FixedTrials(8),
 ]
 
 
@@ -25,7 +25,7 @@ def test_probabilities_add_up_and_have_the_mean(distribution):
     assert pmf.sum() == pytest.approx(1, abs=1e-12)
     assert pmf @ K == pytest.approx(8, rel=1e-9)
     assert distribution.expected == 8
-    assert (pmf[0] > 0) == isinstance(distribution, accounting.Poisson)
+    assert (pmf[0] > 0) == isinstance(distribution, accounting.PoissonTrials)
 
 
 @hypothesis.given(st.floats(1, 20), st.floats(0, 20))
@@ -65,16 +65,16 @@ def test_draws_have_the_probabilities(distribution):
     rng = np.random.default_rng(0)
     drawn = np.array([distribution.sample(rng) for _ in range(10_000)])
     assert chi_square(drawn, distribution) > 1e-3
-    assert chi_square(drawn, accounting.Geometric(9)) < 1e-6  # negative control
+    assert chi_square(drawn, accounting.GeometricTrials(9)) < 1e-6  # negative control
     assert drawn.dtype.kind == "i"
 
 
 def test_one_trial_and_fixed_numbers_are_no_chance():
     rng = np.random.default_rng(0)
     for distribution, number in [
-        (accounting.Geometric(1), 1),
+        (accounting.GeometricTrials(1), 1),
         (accounting.TruncatedNegativeBinomial(1, shape=0), 1),
-        (accounting.Fixed(5), 5),
+        (accounting.FixedTrials(5), 5),
     ]:
         assert {distribution.sample(rng) for _ in range(10)} == {number}
 
@@ -82,12 +82,12 @@ def test_one_trial_and_fixed_numbers_are_no_chance():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: accounting.Geometric(0.5), ValueError, "mean"),
-        (lambda: accounting.Poisson(float("inf")), ValueError, "mean"),
-        (lambda: accounting.Poisson("8"), TypeError, "mean"),
+        (lambda: accounting.GeometricTrials(0.5), ValueError, "mean"),
+        (lambda: accounting.PoissonTrials(float("inf")), ValueError, "mean"),
+        (lambda: accounting.PoissonTrials("8"), TypeError, "mean"),
         (lambda: accounting.TruncatedNegativeBinomial(8, -0.5), ValueError, "shape"),
-        (lambda: accounting.Fixed(0), ValueError, "number"),
-        (lambda: accounting.Fixed(8.0), TypeError, "number"),
+        (lambda: accounting.FixedTrials(0), ValueError, "number"),
+        (lambda: accounting.FixedTrials(8.0), TypeError, "number"),
     ],
 )
 def test_no_distribution_of_other_numbers(make, error, message):

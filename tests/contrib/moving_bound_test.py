@@ -501,7 +501,7 @@ def test_a_run_goes_on_with_its_bound_bit_for_bit(tmp_path):
         if progress.iterations == 5:
             raise training.Stop
 
-    half = fit(checkpoints=saved, callback=stop)
+    half = fit(checkpoints=saved, callbacks=stop)
     assert int(half.step) == 5
     assert half.noise.l2_clip_norm != whole.noise.l2_clip_norm
     chex.assert_trees_all_equal(fit(checkpoints=saved), whole)

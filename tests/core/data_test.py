@@ -238,7 +238,7 @@ def test_arguments_in_another_order_show_no_row():
     """Also where data are given for something else."""
     swapped = ROWS.astype(np.float32), {"x": [ROWS]}, [ROWS], Source(lambda i: ROWS[i])
     for rows in swapped:
-        for name in ("mechanism", "optimizer", "spent", "callback", "precision"):
+        for name in ("mechanism", "optimizer", "spent", "callbacks", "precision"):
             refused(lambda: fit((ROWS,), **{name: rows}), ".")  # noqa: B023
         for name in ("steps_per_call", "target_epsilon"):
             refused(lambda: fit((ROWS,), **{name: rows}), name)  # noqa: B023

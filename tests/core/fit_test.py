@@ -54,7 +54,7 @@ def plain_run():
 def iterates(start, **options):
     """The parameters before the first step and after each."""
     seen = [start]
-    fit(params=start, callback=lambda p: seen.append(p.params), **options)
+    fit(params=start, callbacks=lambda p: seen.append(p.params), **options)
     return np.stack(seen)
 
 
@@ -178,9 +178,9 @@ def test_a_schedule_of_noise_is_accounted_for_up_to_the_step_taken():
 
 def test_callbacks_hear_of_every_call_and_of_what_is_spent():
     heard, also = [], []
-    fit(callback=[heard.append, also.append], steps_per_call=12)
+    fit(callbacks=[heard.append, also.append], steps_per_call=12)
     assert [p.iterations for p in heard] == [12, 24, 30] and also == heard
-    assert all(p.iterations_in_all == 30 for p in heard)
+    assert all(p.total_iterations == 30 for p in heard)
     assert heard[0].epsilon() == MECHANISM.epsilon(DELTA, iterations=12)
     assert heard[0].loss > heard[-1].loss > 0
 
@@ -196,7 +196,7 @@ def test_a_callback_may_keep_the_best_model():
         if not best or found < best[0]:
             best[:] = found, progress.params, progress.state
 
-    result = fit(callback=keep)
+    result = fit(callbacks=keep)
     assert error(best[1]) == best[0] == error(best[2].params) < error(jnp.zeros(3))
     assert steps == list(range(1, 31))
     np.testing.assert_array_equal(result.params, plain_run().params)
@@ -204,7 +204,7 @@ def test_a_callback_may_keep_the_best_model():
 
 def test_losses_are_a_mean_over_the_examples_that_took_part(one_identity):
     first = []
-    fit(mechanism=ONE_STEP, callback=first.append)
+    fit(mechanism=ONE_STEP, callbacks=first.append)
     batch = ONE_STEP.sample_step(first[0].state.sampling_key, 0, num_examples=200)
     present = batch.indices[~batch.is_padding_example]
     assert first[0].loss == pytest.approx(float(jnp.mean(Y[present] ** 2)), rel=1e-5)
@@ -469,7 +469,7 @@ def test_a_source_is_told_from_arrays():
         ({"target_delta": 1 / 200}, ValueError, "delta"),
         ({"target_epsilon": -1.0}, ValueError, "target_epsilon"),
         ({"loss_fn": 3}, TypeError, "loss_fn"),
-        ({"callback": [3]}, TypeError, "callback"),
+        ({"callbacks": [3]}, TypeError, "callbacks"),
         ({"mechanism": 1.0, "optimizer": optax.sgd(1.0)}, TypeError, "mechanism"),
         ({"optimizer": "adam"}, TypeError, "optimizer"),
         ({"optimizer": optax.adam}, TypeError, "optimizer"),
@@ -481,7 +481,7 @@ def test_a_source_is_told_from_arrays():
 )
 def test_refused_before_the_first_step(options, error, name):
     heard = []
-    options = {"mechanism": ONE_STEP, "callback": heard.append} | options
+    options = {"mechanism": ONE_STEP, "callbacks": heard.append} | options
     with pytest.raises(error, match=name):
         fit(**options)
     assert not heard

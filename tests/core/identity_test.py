@@ -71,7 +71,7 @@ def run(*, key=KEY, mechanism=MECHANISM, rate=0.1, **options):
         options.pop("optimizer", None) or dpadambc.adam_bc(rate, mechanism),
         key=key,
         target_delta=1e-5,
-        callback=callback,
+        callbacks=callback,
         **options,
     )
     return result, np.stack(drawn)

@@ -327,7 +327,7 @@ def test_a_search_over_runs_of_a_module():
         MECHANISM,
         optax.sgd,
         [0.1, 0.2],
-        trials=dpadambc.accounting.Fixed(2),
+        trials=dpadambc.accounting.FixedTrials(2),
         score=training.PublicScore(lambda m, x: m(x), (X.copy(),)),
         key=jax.random.key(0),
         target_delta=1e-3,

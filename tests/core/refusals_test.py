@@ -179,7 +179,7 @@ def test_b1_epsilon_is_computed_before_the_first_step(monkeypatch):
     monkeypatch.setattr(dpadambc.PoissonGaussian, "epsilon", fails)
     heard = []
     with pytest.raises(MemoryError):
-        fit(callback=heard.append)
+        fit(callbacks=heard.append)
     assert not heard
 
 

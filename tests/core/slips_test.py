@@ -209,7 +209,7 @@ SLIPS = {
         "target_epsilon=, got epsilon=",
     ),
     "a callback that returns": (
-        lambda: fit(callback=lambda progress: True),
+        lambda: fit(callbacks=lambda progress: True),
         "raise training.Stop",
     ),
 }
@@ -226,7 +226,7 @@ def test_right_calls_beside_these_slips_are_taken():
     jitted = jax.jit(lambda w: w + 1)
     seen = []
     result = training.fit(
-        *(loss_fn, jitted(jnp.zeros(3)), *ARGUMENTS[2:]), callback=seen.append, **RUN
+        *(loss_fn, jitted(jnp.zeros(3)), *ARGUMENTS[2:]), callbacks=seen.append, **RUN
     )
     assert len(seen) == result.iterations
     assert dpadambc.recipe(learning_rate=0.0, **TARGET, **SIZES).mechanism == CALIBRATE(

@@ -77,13 +77,13 @@ def names(spent):
 
 def test_all_runs_count_and_not_the_last_alone():
     heard = []
-    second = fit(first(), OTHER, callback=heard.append)
+    second = fit(first(), OTHER, callbacks=heard.append)
     both = accounting.compose([MECHANISM, OTHER])
     assert unnamed(second.spent) == both and second.epsilon == both.epsilon(DELTA)
     assert second.epsilon_of_this_run() == OTHER.epsilon(DELTA)
     halfway = accounting.compose([MECHANISM, (OTHER, 3)])
     assert heard[2].epsilon() == halfway.epsilon(DELTA)
-    third = fit(second, callback=stop_after(4))
+    third = fit(second, callbacks=stop_after(4))
     assert unnamed(third.spent) == accounting.compose([both, (MECHANISM, 4)])
     assert third.epsilon == third.spent.epsilon(DELTA)
     # It begins with what the run before returned.
@@ -141,21 +141,21 @@ def test_a_release_carries_what_it_cost_through_a_file(tmp_path):
     assert about["epsilon"] == second.epsilon
     release = training.load_release(tmp_path / "x", like=START)
     assert release.about == about and release.spent == second.spent
-    third = fit(release, callback=stop_after(1))
+    third = fit(release, callbacks=stop_after(1))
     assert unnamed(third.spent) == accounting.compose(
         [MECHANISM, OTHER, (MECHANISM, 1)]
     )
     assert names(third.spent)[:2] == names(second.spent)
     # The file and the result are of the same runs.
     for spent in (second, [first(), second, release], release):
-        told = fit(release, spent=spent, callback=stop_after(1))
+        told = fit(release, spent=spent, callbacks=stop_after(1))
         assert told.epsilon == third.epsilon
     # A file of before this was written names no runs.
     del release.about["spent"]
     with pytest.raises(ValueError, match="spent="):
         fit(release)
     # Negative control: its parameters alone say nothing.
-    assert fit(release.params, callback=stop_after(1)).epsilon < 0.6 * third.epsilon
+    assert fit(release.params, callbacks=stop_after(1)).epsilon < 0.6 * third.epsilon
 
 
 @pytest.mark.guarantee
@@ -190,7 +190,7 @@ def test_what_has_no_name_counts_as_often_as_it_is_given():
 @pytest.mark.guarantee
 def test_a_run_that_goes_on_keeps_its_name_and_counts_once(tmp_path):
     key = jax.random.key(4)
-    part = fit(key=key, folder=tmp_path, callback=stop_after(3))
+    part = fit(key=key, folder=tmp_path, callbacks=stop_after(3))
     whole = fit(key=key, folder=tmp_path)
     assert whole.resumed_from == 3 and names(part.spent) == names(whole.spent)
     for several in ([part, whole], [whole, part], [part, whole, part]):
@@ -199,7 +199,7 @@ def test_a_run_that_goes_on_keeps_its_name_and_counts_once(tmp_path):
     # Found done, nothing is taken anew, and nothing counts.
     assert fit(key=key, folder=tmp_path).spent == whole.spent
     # Negative control: a run in another folder is another.
-    other = fit(key=key, callback=stop_after(3))
+    other = fit(key=key, callbacks=stop_after(3))
     assert len(accounting.compose([other, whole]).runs) == 2
 
 
@@ -207,7 +207,7 @@ def test_a_run_that_goes_on_keeps_its_name_and_counts_once(tmp_path):
 def test_two_ways_on_from_one_checkpoint_count_as_two_runs(tmp_path):
     """Where they round otherwise, their steps have noise of their own."""
     key = jax.random.key(5)
-    part = fit(key=key, folder=tmp_path / "one", callback=stop_after(3))
+    part = fit(key=key, folder=tmp_path / "one", callbacks=stop_after(3))
     shutil.copytree(tmp_path / "one", tmp_path / "other")
     one, other = (fit(key=key, folder=tmp_path / name) for name in ("one", "other"))
     assert one.resumed_from == other.resumed_from == 3
@@ -254,14 +254,14 @@ def search(distribution, **options):
 
 @pytest.mark.slow
 def test_a_search_has_spent_too():
-    fixed = search(accounting.Fixed(2))
+    fixed = search(accounting.FixedTrials(2))
     # The whole search counts: each of its trials, with its score.
     assert fixed.spent.epsilon(DELTA) == pytest.approx(fixed.epsilon, rel=1e-3)
-    total = fit(fixed.best.params, spent=fixed, callback=stop_after(1))
+    total = fit(fixed.best.params, spent=fixed, callbacks=stop_after(1))
     expected = accounting.compose([unnamed(fixed.spent), (MECHANISM, 1)])
     assert unnamed(total.spent) == expected
     # A random number of trials is no composition of runs.
-    found = search(accounting.Geometric(1))
+    found = search(accounting.GeometricTrials(1))
     with pytest.raises(ValueError, match="add"):
         fit(found.best.params, spent=found)
 
@@ -278,7 +278,7 @@ def test_a_checkpoint_holds_what_was_spent_before(tmp_path):
     key = jax.random.key(1)
     before = fit(mechanism=OTHER)
     with pytest.raises(RuntimeError):
-        fit(key=key, folder=tmp_path, spent=before, callback=killed)
+        fit(key=key, folder=tmp_path, spent=before, callbacks=killed)
     for spent in (None, [(OTHER, 5)], ()):
         with pytest.raises(ValueError, match="spent="):
             fit(key=key, folder=tmp_path, spent=spent)
@@ -327,7 +327,7 @@ def test_a_run_that_ended_early_goes_on_and_counts_once(tmp_path, how):
     )
     assert (rest.resumed_from, rest.iterations) == (5, 8)
     assert unnamed(rest.spent) == total(8)
-    whole = fit(callback=stop_after(8), **options)
+    whole = fit(callbacks=stop_after(8), **options)
     np.testing.assert_array_equal(rest.state.params["w"], whole.state.params["w"])
 
 

@@ -57,7 +57,7 @@ def assert_same(state, other):
 
 def test_a_loop_of_steps_is_fit():
     told = []
-    result = fit(callback=lambda progress: told.append(progress.seen))
+    result = fit(callbacks=lambda progress: told.append(progress.seen))
     step = training.Step(loss_fn, SILENT, optax.adam(0.1), skip_padding=True)
     gather, key = lambda batch: batch.gather(DATA), result.state.sampling_key
     state, seen = by_hand(step, gather, key)

@@ -21,19 +21,19 @@ def stop_at(step, **options):
 
 def test_a28_a_stop_that_may_depend_on_the_data_costs_all_steps():
     assert MECHANISM.iterations > 1
-    everything = fit(callback=stop_at(1))
-    taken = fit(callback=stop_at(1, is_public=True))
+    everything = fit(callbacks=stop_at(1))
+    taken = fit(callbacks=stop_at(1, is_public=True))
     assert everything.iterations == taken.iterations == 1
     assert everything.epsilon == MECHANISM.epsilon(1e-5) > taken.epsilon
     assert taken.epsilon == MECHANISM.epsilon(1e-5, iterations=1)
     assert everything.epsilon_of_this_run() == everything.spent.epsilon(1e-5)
     # Of several callbacks too.
-    both = fit(callback=[lambda progress: None, stop_at(1)])
+    both = fit(callbacks=[lambda progress: None, stop_at(1)])
     assert (both.iterations, both.epsilon) == (1, everything.epsilon)
     assert everything.spent.runs[0].steps == MECHANISM.iterations
     # With a budget, all steps are those that it affords.
     target = MECHANISM.epsilon(1e-5, iterations=3)
-    within = fit(callback=stop_at(1), target_epsilon=target)
+    within = fit(callbacks=stop_at(1), target_epsilon=target)
     assert within.epsilon == target
 
 
@@ -48,7 +48,7 @@ def test_a10_fewer_steps_than_were_planned_cost_those(tmp_path):
     few = mechanism(iterations=8)
     options = dict(optimizer=optax.adam(0.1), steps_per_call=8)
     saved = lambda: training.Checkpoints(tmp_path)
-    stopped = fit(checkpoints=saved(), callback=stop, **options)
+    stopped = fit(checkpoints=saved(), callbacks=stop, **options)
     again = fit(checkpoints=saved(), mechanism=few, **options)
     assert stopped.iterations == again.iterations == 8
     assert stopped.epsilon == MECHANISM.epsilon(1e-5) == again.epsilon

@@ -138,13 +138,13 @@ def test_a_training_goes_on_where_it_ended(tiny, tmp_path, monkeypatch):
 
     fit = training.fit
 
-    def interrupted(*arguments, callback, **options):
+    def interrupted(*arguments, callbacks, **options):
         def stop(progress):
-            callback(progress)
+            callbacks(progress)
             if progress.iterations == 40:
                 raise KeyboardInterrupt
 
-        return fit(*arguments, callback=stop, **options)
+        return fit(*arguments, callbacks=stop, **options)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(training, "fit", interrupted)

@@ -44,11 +44,11 @@ CHANGED = {
     for name in ("poisson", "truncated", "fixed_size", "poisson_of_nodes")
 }
 TRIALS = {
-    "geometric": accounting.Geometric(8),
+    "geometric": accounting.GeometricTrials(8),
     "logarithmic": accounting.TruncatedNegativeBinomial(8, shape=0),
     "negative binomial": accounting.TruncatedNegativeBinomial(8, shape=0.5),
-    "poisson": accounting.Poisson(8),
-    "fixed": accounting.Fixed(4),
+    "poisson": accounting.PoissonTrials(8),
+    "fixed": accounting.FixedTrials(4),
 }
 
 

@@ -74,7 +74,7 @@ def fit(mechanism=POISSON, optimizer=None, *, loss=loss_fn, data=DATA, **options
         optimizer or dpadambc.adam_bc(0.1, mechanism.noise_stddev),
         key=jax.random.key(3),
         target_delta=1e-5,
-        callback=lambda progress: losses.append(progress.loss),
+        callbacks=lambda progress: losses.append(progress.loss),
         **options,
     )
     state = training.releasable(result)

@@ -389,7 +389,7 @@ def test_a_run_goes_on_within_an_epoch_with_the_same_bits(tmp_path, steps_per_ca
 
     options = dict(steps_per_call=steps_per_call)
     with pytest.raises(Killed):
-        fit(tmp_path, callback=killed, **options)
+        fit(tmp_path, callbacks=killed, **options)
     again = fit(tmp_path, **options)
     assert again.resumed_from % 8  # in the middle of an epoch
     np.testing.assert_array_equal(again.params, fit(**options).params)
@@ -419,7 +419,7 @@ def test_a_source_and_a_mesh_train_as_arrays_do():
 
 def test_fit_gives_each_example_to_so_many_steps_of_an_epoch():
     source, asked = Source(), []
-    fit(data=source, callback=lambda progress: asked.append(source.asked.copy()))
+    fit(data=source, callbacks=lambda progress: asked.append(source.asked.copy()))
     assert (asked[15] - asked[7] == 2).all()
     assert ((asked[19] - asked[15]) <= 2).all()  # half an epoch
 

@@ -21,9 +21,9 @@ def error(w):
     return jnp.mean((X @ w - Y) ** 2)
 
 
-def run(evaluate=None, *, callback=(), **options):
-    several = [each for each in (evaluate, *callback) if each]
-    return fit(mechanism=MECHANISM, callback=several, **options)
+def run(evaluate=None, *, callbacks=(), **options):
+    several = [each for each in (evaluate, *callbacks) if each]
+    return fit(mechanism=MECHANISM, callbacks=several, **options)
 
 
 @pytest.mark.slow
@@ -51,7 +51,7 @@ def test_a_run_is_evaluated_every_n_steps_and_at_its_end(steps_per_call, steps):
 
 def test_a_record_has_the_mean_loss_of_the_steps_since_the_last():
     losses, evaluate = [], training.Evaluate(every=5)
-    run(evaluate, callback=[lambda p: losses.append(jax.device_get(p.seen))])
+    run(evaluate, callbacks=[lambda p: losses.append(jax.device_get(p.seen))])
     for i, record in enumerate(evaluate.history):
         five = losses[5 * i : 5 * i + 5]
         mean = sum(s.loss for s in five) / sum(s.num_examples for s in five)
@@ -103,7 +103,7 @@ def test_records_are_appended_as_lines_and_go_on_where_the_run_does(tmp_path):
     saved = lambda: checkpoints.Checkpoints(tmp_path / "run", every=10)
     written = lambda: [json.loads(line) for line in path.read_text().splitlines()]
     with pytest.raises(KeyboardInterrupt):
-        run(evaluate(), checkpoints=saved(), callback=[kill])
+        run(evaluate(), checkpoints=saved(), callbacks=[kill])
     assert steps_of(written()) == [4, 8, 12]
     with path.open("a") as file:
         file.write('{"iterations": 13, "ev')  # killed while writing
@@ -138,7 +138,7 @@ def test_a_run_may_be_stopped_and_goes_on_later(tmp_path, where):
     saved = lambda: checkpoints.Checkpoints(tmp_path, every=100)
     evaluate = training.Evaluate(stop if where == "eval_fn" else None, every=2)
     stops = [stop] if where == "callback" else []
-    result = run(evaluate, callback=stops, steps_per_call=2, checkpoints=saved())
+    result = run(evaluate, callbacks=stops, steps_per_call=2, checkpoints=saved())
     assert result.iterations == 6 and result.stopped_by == "callback"
     assert result.epsilon == MECHANISM.epsilon(DELTA)
     assert steps_of(evaluate.history) == [2, 4, 6]

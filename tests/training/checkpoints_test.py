@@ -94,7 +94,7 @@ def assert_same(state, other):
 
 def interrupted(folder, after=13, **options):
     with pytest.raises(Killed):
-        fit(folder, callback=killed_after(after), **options)
+        fit(folder, callbacks=killed_after(after), **options)
 
 
 @pytest.mark.parametrize("steps_per_call", [common.slow(1), 3])
@@ -105,7 +105,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_with_the_same_bits(
     options = dict(optimizer=optimizer, steps_per_call=steps_per_call)
     interrupted(tmp_path, **options)
     steps = []
-    again = fit(tmp_path, callback=lambda p: steps.append(p.iterations), **options)
+    again = fit(tmp_path, callbacks=lambda p: steps.append(p.iterations), **options)
     # From the last checkpoint, at step 10 or 15.
     assert steps[0] == {1: 11, 3: 18}[steps_per_call] and steps[-1] == 20
     uninterrupted = fit(**options)
@@ -116,7 +116,7 @@ def test_a_run_goes_on_from_its_last_checkpoint_with_the_same_bits(
 
 def test_a_run_that_is_done_is_not_run_again(tmp_path):
     first, heard = fit(tmp_path), []
-    again = fit(tmp_path, callback=heard.append)
+    again = fit(tmp_path, callbacks=heard.append)
     assert not heard
     assert_same(first.state, again.state)
 
@@ -128,7 +128,7 @@ def test_no_step_is_counted_twice_or_not_at_all(tmp_path):
     for after in (3, 5, 12):
         interrupted(tmp_path, after)
     taken = []
-    result = fit(tmp_path, callback=lambda p: taken.append(p.iterations))
+    result = fit(tmp_path, callbacks=lambda p: taken.append(p.iterations))
     assert taken == list(range(11, 21))
     assert result.epsilon == MECHANISM.epsilon(1e-5)
 
@@ -161,7 +161,7 @@ def test_a_finished_run_is_extended_and_all_its_steps_count(tmp_path):
     longer = dataclasses.replace(MECHANISM, iterations=30)
     taken = []
     result = fit(
-        tmp_path, mechanism=longer, callback=lambda p: taken.append(p.iterations)
+        tmp_path, mechanism=longer, callbacks=lambda p: taken.append(p.iterations)
     )
     assert taken == list(range(21, 31)) and result.resumed_from == 20
     assert result.epsilon == longer.epsilon(1e-5) > MECHANISM.epsilon(1e-5)
@@ -247,7 +247,7 @@ def test_another_run_is_refused(tmp_path, first, second, what, after):
         fit(tmp_path, **second)
     if after == 2:
         taken = []
-        fit(tmp_path, callback=lambda p: taken.append(p.iterations), **first)
+        fit(tmp_path, callbacks=lambda p: taken.append(p.iterations), **first)
         assert taken == list(range(1, 21))
 
 
@@ -346,7 +346,7 @@ def test_a_damaged_checkpoint_is_an_error_and_the_one_before_still_there(
     # As the message says: the run goes on from the one before, with the same bits.
     shutil.rmtree(last)
     taken = []
-    again = fit(tmp_path, callback=lambda p: taken.append(p.iterations))
+    again = fit(tmp_path, callbacks=lambda p: taken.append(p.iterations))
     assert taken[0] == 6
     assert_same(again.state, whole().state)
 
@@ -578,14 +578,14 @@ def stop_after(iterations, *, is_public):
 @pytest.mark.parametrize("first", [5, common.slow(3)])
 @pytest.mark.parametrize("is_public", [common.slow(True), False])
 def test_what_stopped_a_run_decides_what_counts_of_it_later(tmp_path, first, is_public):
-    fit(tmp_path, callback=stop_after(first, is_public=is_public))
+    fit(tmp_path, callbacks=stop_after(first, is_public=is_public))
     counts = MECHANISM.iterations if not is_public else 8
     budget = MECHANISM.epsilon(1e-5, iterations=8) + 1e-6
     rest = fit(tmp_path, target_epsilon=budget)
     assert rest.iterations == 8
     assert rest.epsilon == MECHANISM.epsilon(1e-5, iterations=counts)
     # Also where what stops it later is public.
-    end = fit(tmp_path, callback=stop_after(12, is_public=True))
+    end = fit(tmp_path, callbacks=stop_after(12, is_public=True))
     counts = MECHANISM.iterations if not is_public else 12
     assert end.epsilon == MECHANISM.epsilon(1e-5, iterations=counts)
 
@@ -666,7 +666,7 @@ result = training.fit(
     lambda w, x: jnp.mean((w - x) ** 2), jnp.zeros(size), (x,), mechanism,
     dpadambc.adam_bc(0.1, mechanism.noise_stddev), key=jax.random.key(0),
     target_delta=1e-5, checkpoints=saved,
-    callback=lambda p: print(p.iterations, flush=True))
+    callbacks=lambda p: print(p.iterations, flush=True))
 np.save(output, result.state.params)
 """
 
@@ -713,7 +713,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
             fit(where)
         (folder / "ballast").unlink()
         taken = []
-        again = fit(where, callback=lambda p: taken.append(p.iterations))
+        again = fit(where, callbacks=lambda p: taken.append(p.iterations))
         assert taken[0] == 11
         assert_same(again.state, whole().state)
     finally:

@@ -80,7 +80,7 @@ def test_a_search_says_nothing_for_each_trial(capsys):
     score = training.PublicScore(lambda w, x: w @ x, (X.copy(),))
     training.search(
         *(lambda w, x: w @ x, jnp.zeros(2), (X,), MECHANISM, optax.sgd, [0.1, 0.2]),
-        trials=accounting.Fixed(2),
+        trials=accounting.FixedTrials(2),
         score=score,
         key=jax.random.key(0),
         target_delta=1e-5,
@@ -113,7 +113,7 @@ def test_a_bar_of_the_user_is_the_only_one(monkeypatch):
     stream = terminal(monkeypatch)
     bar, shown = own_bar()
     heard = []
-    fit(callback=[heard.append, bar])
+    fit(callbacks=[heard.append, bar])
     assert len(heard) == 4 and not stream.getvalue()
     assert "step 4 of 4" in shown.getvalue()
 
@@ -126,17 +126,17 @@ def test_a_bar_needs_no_with_however_a_run_ends():
         raise MemoryError
 
     bar, shown = own_bar()
-    assert fit(callback=[bar, stops]).stopped_by == "callback"
+    assert fit(callbacks=[bar, stops]).stopped_by == "callback"
     assert not bar._bar.live.is_started and "step 1 of 4" in shown.getvalue()
     with pytest.raises(MemoryError):
-        fit(callback=[bar, fails])
+        fit(callbacks=[bar, fails])
     assert not bar._bar.live.is_started
-    fit(callback=bar)
+    fit(callbacks=bar)
     assert not bar._bar.live.is_started and "step 4 of 4" in shown.getvalue()
     with bar:  # near miss: it stays open from one run to the next
-        fit(callback=bar)
+        fit(callbacks=bar)
         assert bar._bar.live.is_started
-        fit(callback=bar)
+        fit(callbacks=bar)
     assert not bar._bar.live.is_started
 
 
@@ -163,7 +163,7 @@ def test_a_statement_tells_the_optimizer_the_end_and_the_runs():
         raise training.Stop
 
     adam = dpadambc.adam_bc(0.1, MECHANISM)
-    first = fit(optimizer=adam, callback=stops)
+    first = fit(optimizer=adam, callbacks=stops)
     text = " ".join(str(first).split())
     assert "1 of 4 steps" in text and "epsilon counts 4 steps" in text
     assert "keeps ScaleByAdamBCState." in text and "runs" not in text

@@ -9,11 +9,11 @@ from dpadambc.core.step import Seen
 from dpadambc.training import Progress, progress
 
 
-def told(iterations, iterations_in_all, asked):
+def told(iterations, total_iterations, asked):
     """Where epsilon is asked for is written down."""
     epsilon_after = lambda n: asked.append(n) or n / 100
     seen = Seen(0.5, 1)
-    return Progress(iterations, iterations_in_all, 1, seen, None, epsilon_after)
+    return Progress(iterations, total_iterations, 1, seen, None, epsilon_after)
 
 
 def shown(steps=100, **options):

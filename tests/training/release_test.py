@@ -85,7 +85,7 @@ def test_the_steps_taken_count_rather_than_those_planned(tmp_path):
         if progress.iterations == 2:
             raise training.Stop(is_public=True)
 
-    about = training.save_release(tmp_path / "x", fit(TREE, of_tree, callback=stop))
+    about = training.save_release(tmp_path / "x", fit(TREE, of_tree, callbacks=stop))
     assert about["iterations"] == 2
     assert about["epsilon"] == MECHANISM.epsilon(1e-5, iterations=2)
 
@@ -97,7 +97,7 @@ def test_of_a_run_that_stopped_early_the_file_has_the_steps_that_epsilon_is_of(
         if progress.iterations == 2:
             raise training.Stop
 
-    result = fit(TREE, of_tree, callback=stop)
+    result = fit(TREE, of_tree, callbacks=stop)
     about = training.save_release(tmp_path / "x", result)
     assert (about["iterations"], about["accounted_iterations"]) == (2, 5)
     assert about["epsilon"] == MECHANISM.epsilon(1e-5, iterations=5)
@@ -106,7 +106,9 @@ def test_of_a_run_that_stopped_early_the_file_has_the_steps_that_epsilon_is_of(
     assert "epsilon counts 5 steps" in " ".join(str(release).split())
 
 
-@pytest.mark.parametrize("trials", [accounting.Fixed(2), accounting.Geometric(2)])
+@pytest.mark.parametrize(
+    "trials", [accounting.FixedTrials(2), accounting.GeometricTrials(2)]
+)
 def test_the_best_model_of_a_search_is_released_at_the_epsilon_of_all(tmp_path, trials):
     found = training.search(
         *(of_tree, TREE, (X,), MECHANISM, optax.sgd, [0.1, 0.2]),
@@ -122,7 +124,7 @@ def test_the_best_model_of_a_search_is_released_at_the_epsilon_of_all(tmp_path, 
     assert found.epsilon > MECHANISM.epsilon(1e-5)
     words = " ".join(str(release).split())
     assert words == " ".join(str(found).split()) and repr(trials) in words
-    if isinstance(trials, accounting.Fixed):
+    if isinstance(trials, accounting.FixedTrials):
         assert release.spent == found.spent
     else:
         with pytest.raises(ValueError, match="search"):
@@ -132,7 +134,7 @@ def test_the_best_model_of_a_search_is_released_at_the_epsilon_of_all(tmp_path, 
 def test_a_snapshot_has_the_epsilon_of_all_steps(tmp_path):
     snapshots = {}
     keep = lambda progress: snapshots.update({progress.iterations: progress.params})
-    result = fit(TREE, of_tree, callback=keep)
+    result = fit(TREE, of_tree, callbacks=keep)
     about = training.save_release(tmp_path / "x", result, params=snapshots[2])
     params, _ = training.load_release(tmp_path / "x", like=TREE)
     chex.assert_trees_all_equal(params, snapshots[2])

@@ -54,7 +54,7 @@ def search(**changes):
         mechanism=MECHANISM,
         make_optimizer=optax.adam,
         candidates=RATES,
-        trials=accounting.Fixed(3),
+        trials=accounting.FixedTrials(3),
         score=PUBLIC,
         key=jax.random.key(0),
         target_delta=1e-5,
@@ -76,7 +76,7 @@ def test_every_trial_is_a_run_of_fit():
     """With a key of its own, the optimizer of its candidate, and the score said."""
     found = search(trials_at_once=2)
     assert [trial.candidate for trial in found.told] == RATES
-    trial_keys = tuning._drawn_from(jax.random.key(0), accounting.Fixed(3))[1]
+    trial_keys = tuning._drawn_from(jax.random.key(0), accounting.FixedTrials(3))[1]
     # Of the second call; what is in a call is compared below.
     for trial, key in list(zip(found.told, trial_keys, strict=True))[2:]:
         run = training.fit(
@@ -94,7 +94,9 @@ def test_every_trial_is_a_run_of_fit():
         )
         assert trial.score == pytest.approx(score, rel=1e-4)
     assert found.best.score == max(trial.score for trial in found.told)
-    expected = accounting.tuned_epsilon(MECHANISM, 1e-5, trials=accounting.Fixed(3))
+    expected = accounting.tuned_epsilon(
+        MECHANISM, 1e-5, trials=accounting.FixedTrials(3)
+    )
     assert found.epsilon == expected.epsilon
 
 
@@ -105,7 +107,7 @@ def test_one_program_is_traced_however_many_trials_and_candidates_there_are():
         return optax.adam(rate, b1=b1)
 
     candidates = [{"rate": rate, "b1": b1} for rate in RATES for b1 in (0.5, 0.9)]
-    distribution = accounting.Geometric(8)
+    distribution = accounting.GeometricTrials(8)
     found = search(
         make_optimizer=make_optimizer,
         candidates=candidates,
@@ -153,7 +155,7 @@ def test_a_loss_with_all_that_it_may_take():
 
 
 def test_of_a_random_number_the_best_alone_is_told():
-    distribution = accounting.Geometric(4)
+    distribution = accounting.GeometricTrials(4)
     found = search(trials=distribution, key=key_with(distribution, 4))
     assert found.told is found.runs is None
     fields = "best", "cost", "target_delta", "mechanism", "trials", "told", "runs"
@@ -163,13 +165,13 @@ def test_of_a_random_number_the_best_alone_is_told():
     assert found.cost == accounting.tuned_epsilon(MECHANISM, 1e-5, trials=distribution)
     # A search is given no way to watch it.
     options = set(inspect.signature(training.search).parameters)
-    assert not options & {"callback", "checkpoints"}
+    assert not options & {"callbacks", "checkpoints"}
 
 
 @pytest.mark.guarantee
 def test_no_program_has_the_number_of_trials_in_its_shapes(caplog):
     """JAX logs the shapes of what it compiles, if it is asked to."""
-    distribution = accounting.Geometric(13)
+    distribution = accounting.GeometricTrials(13)
     key = key_with(distribution, 17)
     with jax.log_compiles():
         search(trials=distribution, key=key, trials_at_once=2, mechanism=ONE_STEP)
@@ -185,7 +187,7 @@ def test_a_search_is_no_run_that_a_release_states_the_epsilon_of():
 
 
 def test_none_may_be_drawn():
-    distribution = accounting.Poisson(1)
+    distribution = accounting.PoissonTrials(1)
     key = key_with(distribution, 0)
     found = search(trials=distribution, key=key, mechanism=ONE_STEP)
     assert found.best is None
@@ -196,7 +198,7 @@ def test_none_may_be_drawn():
 
 @pytest.mark.guarantee
 def test_numbers_and_candidates_are_drawn_as_they_are_accounted_for():
-    distribution, numbers, chosen, words = accounting.Geometric(4), [], [], set()
+    distribution, numbers, chosen, words = accounting.GeometricTrials(4), [], [], set()
     for seed in range(400):
         rng, keys = tuning._drawn_from(jax.random.key(seed), distribution)
         numbers.append(len(keys))
@@ -255,7 +257,7 @@ def test_a_private_score_is_in_the_epsilon_of_each_trial(relation):
 
 
 def test_a_search_by_a_private_score_costs_its_noise_too():
-    found = search(score=NOISY, trials=accounting.Geometric(4))
+    found = search(score=NOISY, trials=accounting.GeometricTrials(4))
     assert found.cost.of_one_trial > MECHANISM.epsilon(1e-5)
     assert abs(found.best.score) < 1.2
 
@@ -364,7 +366,7 @@ def test_a_private_score_of_nodes_is_refused():
         ({"score": NOISY, "mechanism": graph_mechanism()}, ValueError, "NoisyScore"),
         ({"data": Rows()}, TypeError, "data"),
         ({"trials": 8}, TypeError, "trials|distribution"),
-        ({"trials": accounting.Fixed(8)}, ValueError, "trials"),
+        ({"trials": accounting.FixedTrials(8)}, ValueError, "trials"),
         ({"candidates": []}, TypeError, "candidates"),
         ({"candidates": 0.1}, TypeError, "candidates"),
         ({"candidates": [0.1, {"learning_rate": 0.1}]}, ValueError, "candidates"),

@@ -304,7 +304,7 @@ def test_in_a_mesh_of_the_users_own_and_from_its_callback(kind):
             heard.append(float(jnp.sum(evaluated * 2)))
 
         data = training.Sharded(DATA, batches)
-        result = fit(data=data, key=jax.random.key(3), callback=callback)
+        result = fit(data=data, key=jax.random.key(3), callbacks=callback)
     assert apart(result, on_one_device()) < 1e-5
     assert heard == pytest.approx([2 * X[:200].sum()] * 2, abs=1e-3)
 
@@ -476,12 +476,12 @@ def test_a_run_goes_on_with_another_number_of_devices(tmp_path, devices, options
 
     saved = lambda: checkpoints.Checkpoints(tmp_path, every=5)
     with pytest.raises(Killed):
-        fit(8, split_params=True, checkpoints=saved(), callback=kill, **options)
+        fit(8, split_params=True, checkpoints=saved(), callbacks=kill, **options)
     iterations = []
     result = fit(
         devices,
         checkpoints=saved(),
-        callback=lambda progress: iterations.append(progress.iterations),
+        callbacks=lambda progress: iterations.append(progress.iterations),
         **options,
     )
     assert iterations == [10]

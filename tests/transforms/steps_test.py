@@ -67,7 +67,7 @@ def test_it_takes_the_state_of_a_training():
         optax.sgd(0.1),
         key=training.secret_key(),
         target_delta=1e-5,
-        callback=stop,
+        callbacks=stop,
     )
     assert dpadambc.steps_taken(result.state) == 2
 
