@@ -41,6 +41,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import scipy.signal
 
 from dpadambc.core import validate
 
@@ -171,14 +172,8 @@ def coefficients_of_inverse(
 
 @functools.lru_cache(maxsize=8)
 def _inverse(d: tuple[float, ...], iterations: int) -> tuple[float, ...]:
-    later = np.array(d[1:])
-    c = np.zeros(iterations)
-    c[:1] = 1.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for t in range(1, iterations):
-            known = c[max(t - len(later), 0) : t][::-1]
-            c[t] = -later[: len(known)] @ known
-    return tuple(c.tolist())
+    impulse = np.arange(iterations + 1) == 0  # SciPy filters no empty array
+    return tuple(scipy.signal.lfilter([1.0], d, impulse)[:iterations].tolist())
 
 
 def sensitivity(
