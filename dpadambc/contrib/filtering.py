@@ -59,7 +59,8 @@ def impulse_response(numerator: Any, denominator: Any, steps: int) -> np.ndarray
       >>> print(filtering.impulse_response((0.5,), (1.0, -0.5), 4))
       [0.5    0.25   0.125  0.0625]
     """
-    return scipy.signal.lfilter(numerator, denominator, np.arange(steps) == 0)
+    impulse = np.arange(steps + 1) == 0  # SciPy filters no empty array
+    return np.asarray(scipy.signal.lfilter(numerator, denominator, impulse))[:steps]
 
 
 def _coefficients(numerator: Any, denominator: Any) -> tuple[np.ndarray, np.ndarray]:

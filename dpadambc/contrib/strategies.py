@@ -41,8 +41,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import scipy.signal
 
+from dpadambc.contrib.filtering import impulse_response
 from dpadambc.core import validate
 
 __all__ = [
@@ -172,8 +172,7 @@ def coefficients_of_inverse(
 
 @functools.lru_cache(maxsize=8)
 def _inverse(d: tuple[float, ...], iterations: int) -> tuple[float, ...]:
-    impulse = np.arange(iterations + 1) == 0  # SciPy filters no empty array
-    return tuple(scipy.signal.lfilter([1.0], d, impulse)[:iterations].tolist())
+    return tuple(impulse_response([1.0], d, iterations).tolist())
 
 
 def sensitivity(
