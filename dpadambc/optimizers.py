@@ -128,16 +128,8 @@ def _scale_by_adam_bc(
     noise_stddev: NoiseStddev, *adam: Any
 ) -> optax.GradientTransformation:
     """Makes the corrected Adam from its numbers, in the order of the signatures."""
-    b1, b2, variance_floor, correction, nesterov, mu_dtype = adam
-    return scale_by_adam_bc(
-        noise_stddev,
-        b1=b1,
-        b2=b2,
-        variance_floor=variance_floor,
-        correction=correction,
-        nesterov=nesterov,
-        mu_dtype=mu_dtype,
-    )
+    names = "b1", "b2", "variance_floor", "correction", "nesterov", "mu_dtype"
+    return scale_by_adam_bc(noise_stddev, **dict(zip(names, adam, strict=True)))
 
 
 def adam_bc(

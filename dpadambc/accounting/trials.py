@@ -103,31 +103,26 @@ class TruncatedNegativeBinomial(_OfMean):
         """The parameter γ, in (0, 1], that gives the mean; 1 for a mean of 1."""
         if self.mean == 1:
             return 1.0
-        # From the mean of shape 0, which is the least: gamma >= 1 / mean**2.
-        found = scipy.optimize.root_scalar(
-            lambda x: math.log(self._mean_at(x)) - math.log(self.mean),
-            bracket=(-2 * math.log(self.mean), 0.0),
-            xtol=1e-15,
-            rtol=1e-14,
-        )
-        return math.exp(found.root)
+        least = -2 * math.log(self.mean)  # that of shape 0, whose mean is the least
 
-    def _mean_at(self, log_gamma: float) -> float:
-        if log_gamma == 0:
-            return 1.0
-        return -math.expm1(log_gamma) / math.exp(log_gamma) / self._power(-log_gamma)
+        def gap(x: float) -> float:
+            mean = math.expm1(x) * math.exp(-x) / self._power(x) if x else 1.0
+            return math.log(mean / self.mean)
+
+        numbers = dict(bracket=(least, 0.0), xtol=1e-15, rtol=1e-14)
+        return math.exp(scipy.optimize.root_scalar(gap, **numbers).root)
 
     def _power(self, x: float) -> float:
-        """(1 - exp(-shape x)) / shape, for shape 0, and next to it, its limit."""
-        return -math.expm1(-self.shape * x) / self.shape if self.shape > 1e-12 else x
+        """(exp(shape x) - 1) / shape, for shape 0, and next to it, its limit."""
+        return math.expm1(self.shape * x) / self.shape if self.shape > 1e-12 else x
 
     @property
     def _first(self) -> float:
         """P(K = 1)."""
         if self.gamma == 1:
             return 1.0
-        x = -math.log(self.gamma)
-        return (1 - self.gamma) * math.exp(-self.shape * x) / self._power(x)
+        x = math.log(self.gamma)
+        return math.expm1(x) * math.exp(self.shape * x) / self._power(x)
 
     def pmf(self, number: np.ndarray | int) -> np.ndarray:
         """The probability of each of these numbers of trials."""

@@ -1,14 +1,15 @@
 """Noise of which later steps take a part back: the common half of two strategies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
-from dpadambc.core import clipped_sum, grid, noise
-from dpadambc.core.noise import AddDPNoiseState
+from dpadambc.core import clipped_sum, grid, noise, validate
+from dpadambc.core.clip import refuse_parts
 
 
 def schedule(mechanism: Any, norms: Sequence[float] | np.ndarray) -> Any:
@@ -23,21 +24,43 @@ def schedule(mechanism: Any, norms: Sequence[float] | np.ndarray) -> Any:
     return lambda step: jnp.asarray(levels, float)[jnp.minimum(step, last)]
 
 
-def open_step(
+def adding(
+    kind: Any,
+    name: str,
     key: jax.Array,
-    updates: Any,
-    params: Any,
-    draws: AddDPNoiseState,
     noise_stddev: float,
-) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
-    """Opens a clipped sum; returns it with the next key, the step's, and the level."""
-    updates = clipped_sum.open_sums(updates, params)
-    own_key = noise.key_of_state(draws, key, updates)
-    next_key, step_key = jax.random.split(own_key)
-    return updates, next_key, step_key, noise.stddev_of_step(noise_stddev, draws)
+    start: Callable[[Any], Any],
+    draw: Callable[..., tuple[Any, Any]],
+) -> optax.GradientTransformation:
+    """Adds noise, a part of which is kept for later steps, on the grid of its draws.
 
+    Args:
+      kind: the class of its state: that of the draws, and what is kept.
+      name: of the transformation.
+      key: a typed JAX key, of this run alone.
+      noise_stddev: of the draws.
+      start: of the parameters, returns what is kept before the first step.
+      draw: of a step's key, its level, sums and a state, returns the noise that is
+        added to the sums, and what is kept of it.
+    """
+    validate.typed_key(key=key)
+    validate.non_negative(noise_stddev=noise_stddev)
 
-def released(added: Any, updates: Any, sigma: jax.Array) -> Any:
-    """Adds noise in float64 to sums, on the grid of the draws' level."""
-    with jax.enable_x64(True):
-        return jax.tree.map(lambda y, s: grid.add_on_grid(y, s, sigma), added, updates)
+    def init_fn(params):
+        refuse_parts(params)
+        return kind(noise.first_state(key, name, params), start(params))
+
+    def update_fn(updates, state, params=None, **extra_args):
+        del extra_args
+        updates = clipped_sum.open_sums(updates, params)
+        own_key = noise.key_of_state(state.draws, key, updates)
+        next_key, step_key = jax.random.split(own_key)
+        sigma = noise.stddev_of_step(noise_stddev, state.draws)
+        added, kept = draw(step_key, sigma, updates, state)
+        on_grid = lambda y, s: grid.add_on_grid(y, s, sigma)
+        with jax.enable_x64(True):
+            noised = jax.tree.map(on_grid, added, updates)
+        kept = optax.tree.cast_like(kept, state[1])
+        return noised, kind(noise.next_state(state.draws, next_key), kept)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -189,12 +189,9 @@ def scale_by_adafactor_bc(
             squares = _mean_squares(wide_zeros_like(p), min_dim_size_to_factor)
             return jax.tree.map(jnp.zeros_like, squares)
 
-        return ScaleByAdafactorBCState(
-            count=jnp.zeros([], jnp.int32),
-            squared_weights=jnp.zeros([], float),
-            nu=jax.tree.map(zeros, params),
-            noise_variance=corrected.init(params),
-        )
+        count, squared_weights = jnp.zeros([], jnp.int32), jnp.zeros([])
+        nu, noise_variance = jax.tree.map(zeros, params), corrected.init(params)
+        return ScaleByAdafactorBCState(count, squared_weights, nu, noise_variance)
 
     def update_fn(updates, state, params=None):
         del params
@@ -226,12 +223,9 @@ def scale_by_adafactor_bc(
             return jnp.where(root > 0, g / root, 0)
 
         levels = stddev_per_leaf(noise_variance, updates)
-        return jax.tree.map(scale, updates, nu, levels), ScaleByAdafactorBCState(
-            count=count,
-            squared_weights=squared_weights.astype(state.squared_weights.dtype),
-            nu=nu,
-            noise_variance=noise_variance,
-        )
+        squared_weights = squared_weights.astype(state.squared_weights.dtype)
+        kept = count, squared_weights, nu, noise_variance
+        return jax.tree.map(scale, updates, nu, levels), ScaleByAdafactorBCState(*kept)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -291,9 +285,6 @@ def adafactor_bc(
     numbers: dict[str, Any] = dict(
         decay_rate=decay_rate, min_dim_size_to_factor=min_dim_size_to_factor
     )
-    return descent(
-        learning_rate,
-        scale_by_adafactor_bc(noise_stddev, **numbers, **floor),
-        optax.clip_by_block_rms(clipping_threshold),
-        by_size or optax.identity(),
-    )
+    adafactor = scale_by_adafactor_bc(noise_stddev, **numbers, **floor)
+    clip = optax.clip_by_block_rms(clipping_threshold)
+    return descent(learning_rate, adafactor, clip, by_size or optax.identity())

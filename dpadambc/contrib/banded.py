@@ -51,11 +51,10 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.contrib._later_noise import open_step, released, schedule
+from dpadambc.contrib._later_noise import adding, schedule
 from dpadambc.core import keys, noise, normals, validate
 from dpadambc.core.accounting import gaussian
 from dpadambc.core.arrays import widen
-from dpadambc.core.clip import refuse_parts
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.sampling import Batch, batch_of, padded_size, selection_bits
 from dpadambc.mechanisms import names
@@ -170,23 +169,13 @@ def add_banded_noise(
       Choquette-Choo et al., `(Amplified) Banded Matrix Factorization
       <https://arxiv.org/abs/2306.08153>`_, 2023
     """
-    validate.typed_key(key=key)
-    validate.non_negative(noise_stddev=noise_stddev)
     _, *later = strategies.checked(strategy_coefficients, "strategy_coefficients")
 
-    def init_fn(params):
-        refuse_parts(params)
+    def start(params):
         zeros = lambda x: jnp.zeros_like(widen(x))
-        return AddBandedNoiseState(
-            noise.first_state(key, "add_banded_noise", params),
-            tuple(jax.tree.map(zeros, params) for _ in later),
-        )
+        return tuple(jax.tree.map(zeros, params) for _ in later)
 
-    def update_fn(updates, state, params=None, **extra_args):
-        del extra_args
-        draws = state.draws
-        opened = open_step(key, updates, params, draws, noise_stddev)
-        updates, next_key, step_key, sigma = opened
+    def draw(step_key, sigma, updates, state):
         also = sigma, jnp.array(later), state.earlier[:1]
         step_key = noise.key_of_step(step_key, updates, *also)
 
@@ -198,12 +187,10 @@ def add_banded_noise(
         added = normals.with_normals(
             without_earlier, step_key, updates, *state.earlier, numbers=(sigma,)
         )
-        noised = released(added, updates, sigma)
-        kept = jax.tree.map(lambda y, x: y.astype(x.dtype), added, noised)
-        earlier = (kept, *state.earlier)[: len(later)]
-        return noised, AddBandedNoiseState(noise.next_state(draws, next_key), earlier)
+        return added, (added, *state.earlier)[: len(later)]
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    made = AddBandedNoiseState, "add_banded_noise", key, noise_stddev
+    return adding(*made, start, draw)
 
 
 @names.explained

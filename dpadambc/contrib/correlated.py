@@ -20,10 +20,10 @@ import numpy as np
 import optax
 
 from dpadambc.contrib import strategies
-from dpadambc.contrib._later_noise import open_step, released, schedule
+from dpadambc.contrib._later_noise import adding, schedule
 from dpadambc.core import keys, noise, normals, validate
 from dpadambc.core.accounting import PLD, RDP, gaussian
-from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation, refuse_parts
+from dpadambc.core.clip import FLAT, ClipRule, NeighboringRelation
 from dpadambc.core.noise import AddDPNoiseState
 from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms import names
@@ -114,22 +114,14 @@ def add_correlated_noise(
       Kalinin et al., `DP-λCGD: Efficient Noise Correlation for Differentially Private
       Model Training <https://arxiv.org/abs/2601.22334>`_, 2026: draws them anew
     """
-    validate.typed_key(key=key)
-    validate.non_negative(noise_stddev=noise_stddev)
     d = strategies.checked(coefficients)
 
-    def init_fn(params):
-        refuse_parts(params)
-        first = noise.first_state(key, "add_correlated_noise", params)
+    def start(params):
+        del params
         of_no_step = keys.of_domain(key, "add_correlated_noise before the first step")
-        not_yet = jax.random.split(of_no_step, len(d) - 1)
-        return AddCorrelatedNoiseState(first, jax.random.key_data(not_yet))
+        return jax.random.key_data(jax.random.split(of_no_step, len(d) - 1))
 
-    def update_fn(updates, state, params=None, **extra_args):
-        del extra_args
-        draws = state.draws
-        opened = open_step(key, updates, params, draws, noise_stddev)
-        updates, next_key, step_key, sigma = opened
+    def draw(step_key, sigma, updates, state):
         shares = jnp.array(d, float)
         also = sigma, shares, state.earlier_keys
         step_key = noise.key_of_step(step_key, updates, *also)
@@ -139,7 +131,7 @@ def add_correlated_noise(
         def with_draws_of(j, added):
             """Adds the share of the step that was j steps ago."""
             key_then = jax.random.wrap_key_data(words[j], impl=kind)
-            share = jnp.where(j <= draws.noised_steps, shares[j], 0.0) * sigma
+            share = jnp.where(j <= state.draws.noised_steps, shares[j], 0.0) * sigma
             add = lambda z, y, share: y + share.astype(z.dtype) * z
             return normals.with_normals(add, key_then, added, numbers=(share,))
 
@@ -147,11 +139,10 @@ def add_correlated_noise(
         added = normals.with_normals(scaled, step_key, updates, numbers=(sigma,))
         with jax.enable_x64(True):
             added = jax.lax.fori_loop(1, len(d), with_draws_of, added)
-        noised = released(added, updates, sigma)
-        next_state = noise.next_state(draws, next_key)
-        return noised, AddCorrelatedNoiseState(next_state, words[:-1])
+        return added, words[:-1]
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    made = AddCorrelatedNoiseState, "add_correlated_noise", key, noise_stddev
+    return adding(*made, start, draw)
 
 
 @names.explained

@@ -167,12 +167,8 @@ def delayed_preconditioner(
         inner_state = inner.init(params)
         check_noise(inner_state)
         zeros = wide_zeros_like(params)
-        return DelayedPreconditionerState(
-            count=jnp.zeros([], jnp.int32),
-            accumulator=zeros,
-            nu=optax.tree.zeros_like(zeros),
-            inner_state=inner_state,
-        )
+        nu, count = optax.tree.zeros_like(zeros), jnp.zeros([], jnp.int32)
+        return DelayedPreconditionerState(count, zeros, nu, inner_state)
 
     def update_fn(updates, state, params=None, **extra_args):
         check_gradients(updates, params)
@@ -193,12 +189,9 @@ def delayed_preconditioner(
         total = optax.tree.where(divides, state.accumulator, total)
         nu = optax.tree.where(is_end, jax.tree.map(average, state.nu, total), state.nu)
         total = optax.tree.where(is_end, optax.tree.zeros_like(total), total)
-        return private, DelayedPreconditionerState(
-            count=jnp.asarray(optax.safe_increment(state.count)),
-            accumulator=optax.tree.cast_like(total, state.accumulator),
-            nu=optax.tree.cast_like(nu, state.nu),
-            inner_state=inner_state,
-        )
+        count = jnp.asarray(optax.safe_increment(state.count))
+        kept = optax.tree.cast_like((total, nu), (state.accumulator, state.nu))
+        return private, DelayedPreconditionerState(count, *kept, inner_state)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

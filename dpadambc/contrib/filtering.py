@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy.signal
 
 from dpadambc.core.arrays import widen
 from dpadambc.core.noise import NoiseStddev, stddev_of
@@ -39,9 +40,7 @@ class LowPassState(NamedTuple):
     delays_of_one: tuple[jax.Array, ...]
 
 
-def impulse_response(
-    numerator: Sequence[float], denominator: Sequence[float], steps: int
-) -> np.ndarray:
+def impulse_response(numerator: Any, denominator: Any, steps: int) -> np.ndarray:
     r"""The output of a linear filter for a one and zeros after it.
 
     .. math:: y_t = \sum_{k \ge 0} b_k x_{t-k} - \sum_{k \ge 1} a_k y_{t-k}
@@ -60,13 +59,8 @@ def impulse_response(
       >>> print(filtering.impulse_response((0.5,), (1.0, -0.5), 4))
       [0.5    0.25   0.125  0.0625]
     """
-    b, a = (np.asarray(x, float) for x in (numerator, denominator))
-    response = np.zeros(steps)
-    response[: b.size] = b[:steps]
-    for t in range(1, steps):
-        before = response[max(0, t - a.size + 1) : t][::-1]
-        response[t] -= a[1 : 1 + before.size] @ before
-    return response
+    impulse = np.arange(steps + 1) == 0  # SciPy filters no empty array
+    return np.asarray(scipy.signal.lfilter(numerator, denominator, impulse))[:steps]
 
 
 def _coefficients(numerator: Any, denominator: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -90,12 +84,11 @@ def _coefficients(numerator: Any, denominator: Any) -> tuple[np.ndarray, np.ndar
     return b, a
 
 
-def _responses(numerator: Any, denominator: Any) -> tuple[np.ndarray, np.ndarray]:
+def _responses(b: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The responses to an impulse and to a constant one, until they have settled."""
-    b, a = _coefficients(numerator, denominator)
     steps = 4 * (a.size + b.size)
     while True:
-        impulse = impulse_response(b.tolist(), a.tolist(), steps)
+        impulse = impulse_response(b, a, steps)
         largest = np.max(np.abs(impulse))
         if np.max(np.abs(impulse[steps // 2 :])) <= _LEFT * largest < np.inf:
             break
@@ -176,44 +169,32 @@ def low_pass(
       Zhang et al., `DOPPLER <https://arxiv.org/abs/2408.13460>`_, 2024; a correction
       that knows the filter is also in `FIBER <https://arxiv.org/abs/2605.03425>`_, 2026
     """
-    _responses(numerator, denominator)
     b, a = _coefficients(numerator, denominator)
+    _responses(b, a)
     order = max(b.size, a.size) - 1
     b, a = (np.pad(x, (0, order + 1 - x.size)).tolist() for x in (b, a))
 
     def init_fn(params):
-        zeros = lambda: wide_zeros_like(params)
-        return LowPassState(
-            delays=tuple(zeros() for _ in range(order)),
-            delays_of_one=tuple(jnp.zeros([], float) for _ in range(order)),
-        )
+        zeros = tuple(wide_zeros_like(params) for _ in range(order))
+        return LowPassState(zeros, tuple(jnp.zeros([]) for _ in range(order)))
 
     def filter_step(x, delays):
         # The transposed form: as many sums as the order, not past inputs and outputs.
-        y = b[0] * x + (delays[0] if delays else 0)
-        later = [*delays[1:], 0]
-        new = (b[k] * x - a[k] * y + later[k - 1] for k in range(1, order + 1))
-        return y, tuple(new)
+        first = lambda x, *delay: sum(delay, b[0] * x)
+        y = jax.tree.map(first, x, *delays[:1])
+        sums = []
+        for k in range(1, order + 1):
+            of_step = lambda x, y, *later, k=k: sum(later, b[k] * x - a[k] * y)
+            sums.append(jax.tree.map(of_step, x, y, *delays[k : k + 1]))
+        return y, tuple(sums)
 
     def update_fn(updates, state, params=None):
         del params
         check_real(updates)
-        one, delays_of_one = filter_step(jnp.ones([], float), state.delays_of_one)
-        leaves, structure = jax.tree.flatten(updates)
-        delays = [structure.flatten_up_to(tree) for tree in state.delays]
-        pairs = [
-            filter_step(widen(leaf), [tree[i] for tree in delays])
-            for i, leaf in enumerate(leaves)
-        ]
-        new = LowPassState(
-            delays=tuple(
-                structure.unflatten([after[k] for _, after in pairs])
-                for k in range(order)
-            ),
-            delays_of_one=delays_of_one,
-        )
-        means = [(y / one).astype(y.dtype) for y, _ in pairs]
-        return structure.unflatten(means), optax.tree.cast_like(new, state)
+        one, of_one = filter_step(jnp.ones([]), state.delays_of_one)
+        y, delays = filter_step(jax.tree.map(widen, updates), state.delays)
+        means = jax.tree.map(lambda y: (y / one).astype(y.dtype), y)
+        return means, optax.tree.cast_like(LowPassState(delays, of_one), state)
 
     return optax.GradientTransformation(init_fn, update_fn)
 
@@ -259,7 +240,7 @@ def low_pass_noise_stddev(
       See `low_pass`.
     """
     noise_stddev = stddev_of(noise_stddev)
-    impulse, constant = _responses(numerator, denominator)
+    impulse, constant = _responses(*_coefficients(numerator, denominator))
     last = impulse.size - 1
 
     def behind(level):

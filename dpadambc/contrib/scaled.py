@@ -137,11 +137,8 @@ def scale_then_privatize(
     def init_fn(params):
         inner_state = inner.init(params)
         check_noise(inner_state)
-        return ScaleThenPrivatizeState(
-            count=jnp.zeros([], jnp.int32),
-            nu=jax.tree.map(average_of, wide_zeros_like(params)),
-            inner_state=inner_state,
-        )
+        nu = jax.tree.map(average_of, wide_zeros_like(params))
+        return ScaleThenPrivatizeState(jnp.zeros([], jnp.int32), nu, inner_state)
 
     def update_fn(updates, state, params=None, **extra_args):
         check_gradients(updates, params)
@@ -159,10 +156,10 @@ def scale_then_privatize(
         private = jax.tree.map(scale_back, divided, divisors)
         squares = jax.tree.map(lambda g: average_of(jnp.square(g)), private)
         nu = jax.tree.map(lambda v, s: decay * v + (1 - decay) * s, state.nu, squares)
-        return private if scales_back else divided, ScaleThenPrivatizeState(
-            count=jnp.asarray(optax.safe_increment(state.count)),
-            nu=optax.tree.cast_like(nu, state.nu),
-            inner_state=inner_state,
+        count = jnp.asarray(optax.safe_increment(state.count))
+        state = ScaleThenPrivatizeState(
+            count, optax.tree.cast_like(nu, state.nu), inner_state
         )
+        return private if scales_back else divided, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -42,6 +42,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpadambc.contrib.filtering import impulse_response
 from dpadambc.core import validate
 
 __all__ = [
@@ -171,14 +172,7 @@ def coefficients_of_inverse(
 
 @functools.lru_cache(maxsize=8)
 def _inverse(d: tuple[float, ...], iterations: int) -> tuple[float, ...]:
-    later = np.array(d[1:])
-    c = np.zeros(iterations)
-    c[:1] = 1.0
-    with np.errstate(over="ignore", invalid="ignore"):
-        for t in range(1, iterations):
-            known = c[max(t - len(later), 0) : t][::-1]
-            c[t] = -later[: len(known)] @ known
-    return tuple(c.tolist())
+    return tuple(impulse_response([1.0], d, iterations).tolist())
 
 
 def sensitivity(
