@@ -17,43 +17,44 @@ From examples to a private gradient:
 5. `validate`: arguments have the right type and range. Floating-point arrays must have
    at least 32 bits.
 6. `arrays`: dtypes of at least float32; the axes on which arrays vary in `shard_map`.
-7. `chacha`: a kind of key of 256 bits, whose generator is a cipher.
-8. `keys`: keys made from keys, so that no two draws share one. A checksum of all bits
+7. `threefry`: the block function of JAX's default generator.
+8. `chacha`: a kind of key of 256 bits, whose generator is a cipher.
+9. `keys`: keys made from keys, so that no two draws share one. A checksum of all bits
    of a tree, equal on all devices.
-9. `gradient`: the gradients of single examples, sealed: no arithmetic mixes examples
+10. `gradient`: the gradients of single examples, sealed: no arithmetic mixes examples
    before the clip.
-10. `clipped_sum`: a sum that is closed until the noise opens all of it, and carries the
+11. `clipped_sum`: a sum that is closed until the noise opens all of it, and carries the
    clip norm and the normalizer.
-11. `per_example`: the gradient of an example depends on that example alone.
-12. `clip`: an example moves the sum by at most C / B, whatever the rule, and padding or
+12. `per_example`: the gradient of an example depends on that example alone.
+13. `clip`: an example moves the sum by at most C / B, whatever the rule, and padding or
     an example whose norm is not finite adds exactly zero.
-13. `clipped_grad`: the same sum, a few examples at a time.
-14. `normals`: standard normal numbers of 128 random bits, by a quantile in float64.
-15. `grid`: a noised sum lies on a public grid, so that epsilon holds for the bits, by a
+14. `clipped_grad`: the same sum, a few examples at a time.
+15. `normals`: standard normal numbers of 128 random bits, by a quantile in float64.
+16. `grid`: a noised sum lies on a public grid, so that epsilon holds for the bits, by a
     proof with constants.
-16. `noise`: independent Gaussian noise of the stated level on every coordinate, by a
+17. `noise`: independent Gaussian noise of the stated level on every coordinate, by a
     key that no other sum shares.
 
 From the private gradient to a run and its epsilon:
 
-17. `sampling`: each example is in a batch with the stated probability, independently of
+18. `sampling`: each example is in a batch with the stated probability, independently of
     the others, and batches have a static shape.
-18. `accounting`: an upper bound on the epsilon of an event, with the rounding of its
+19. `accounting`: an upper bound on the epsilon of an event, with the rounding of its
     grid. [dp-accounting, SciPy]
-19. `mechanism`: one frozen value gives the level, the event and the draw, so noise,
+20. `mechanism`: one frozen value gives the level, the event and the draw, so noise,
     sampler and accountant agree.
-20. `privatize`: clip and noise as one transformation, for batches as the mechanism
+21. `privatize`: clip and noise as one transformation, for batches as the mechanism
     draws them, with their mask.
-21. `spending`: runs on the same people's data compose.
-22. `data`: examples come by the indices of a batch, from arrays or any source.
-23. `step`: one step draws, clips, adds noise and updates; the optimizer sees the
+22. `spending`: runs on the same people's data compose.
+23. `data`: examples come by the indices of a batch, from arrays or any source.
+24. `step`: one step draws, clips, adds noise and updates; the optimizer sees the
     private gradient alone. What is known to change rounding is in the key of its
     batches.
-24. `identity`: a digest of mechanism, program, data and start; two runs that differ in
+25. `identity`: a digest of mechanism, program, data and start; two runs that differ in
     it have different batches under one key.
-25. `programs`: a compiled program is found by all that its compiler was given, never by
+26. `programs`: a compiled program is found by all that its compiler was given, never by
     a function.
-26. `fit`: takes no step beyond the budget, and reports every step it may have taken.
+27. `fit`: takes no step beyond the budget, and reports every step it may have taken.
 
 The engine. Its reference is `method="vmap"`, with which `audit` compares it on your
 model. What a program may do to the examples:

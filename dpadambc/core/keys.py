@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dpadambc.core import arrays, chacha
+from dpadambc.core import arrays, chacha, threefry
 
 _DEFAULT = "threefry2x32"
 # Under `jax.vmap`, JAX draws from the first of several keys of these kinds.
@@ -50,7 +49,7 @@ def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
     """
     words = jnp.asarray(words, jnp.uint32)
     if jax.random.key_impl(key) == _DEFAULT:
-        data = jax.extend.random.threefry_2x32(jax.random.key_data(key), words)
+        data = jnp.stack(threefry.block(jax.random.key_data(key), *words))
         return jax.random.wrap_key_data(data, impl=_DEFAULT)
     if jax.random.key_impl(key) == chacha.KIND:
         data = chacha.folded_in(jax.random.key_data(key), words)

@@ -17,17 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import keys
+from dpadambc.core import keys, threefry
 
 # One draw has as many numbers as this, or as the largest array, or an eighth of all.
 _TOGETHER = 2**22
 
 # Words that do not stay in registers are of so many numbers: they fit in a cache.
 _PART = 2**14
-
-# Threefry-2x32, 20 rounds: how far each of eight turns, and a word of the key schedule.
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_PARITY = np.uint32(0x1BD11BDA)
 
 Fun = Callable[..., jax.Array]
 Numbers = tuple[jax.Array, ...]
@@ -92,31 +88,11 @@ def of_words(words: Sequence[jax.Array]) -> jax.Array:
     return quantile(t) * (1 - 2 * float64(first & 1))
 
 
-def threefry(key: jax.Array, high: int, low: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes two random words for each counter (high, low), under a key of two words.
-
-    JAX compiles the rounds of its default generator to a loop on a CPU, where each
-    takes its words from memory and puts them back. Written out, they stay in registers:
-    a seventh of the time.
-
-    `Salmon et al. 2011 <https://doi.org/10.1145/2063384.2063405>`_
-    """
-    schedule = key[0], key[1], key[0] ^ key[1] ^ _PARITY
-    x0, x1 = np.uint32(high) + key[0], low + key[1]
-    for group in range(5):
-        for bits in _ROTATIONS[group % 2]:
-            x0 = x0 + x1
-            x1 = x0 ^ (x1 << bits | x1 >> 32 - bits)
-        x0 = x0 + schedule[(group + 1) % 3]
-        x1 = x1 + schedule[(group + 2) % 3] + np.uint32(group + 1)
-    return x0, x1
-
-
 def _words(key: jax.Array, shape: tuple[int, ...]) -> Sequence[jax.Array]:
     """Draws four words for each coordinate."""
     if _is_written_out(key, shape):
         data, low = jax.random.key_data(key), positions(shape)
-        return *threefry(data, 0, low), *threefry(data, 1, low)
+        return *threefry.block(data, 0, low), *threefry.block(data, 1, low)
     return jax.random.bits(key, (4, *shape), jnp.uint32)
 
 

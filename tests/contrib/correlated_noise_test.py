@@ -68,8 +68,9 @@ def test_it_is_the_dense_matrix_times_the_draws(without_nonces):
     _, independent = noise_of(made((1.0,)), params)
     _, drawn = noise_of(made(), params)
     twin = lambda z: np.tensordot(dense(D), np.float64(z), axes=1)
+    # Each is rounded to a grid of 0.5 / 256, of which half a step is added five times.
     chex.assert_trees_all_close(
-        drawn, jax.tree.map(lambda z: np.float32(twin(z)), independent), atol=1e-6
+        drawn, jax.tree.map(lambda z: np.float32(twin(z)), independent), atol=0.004
     )
 
 
@@ -80,8 +81,9 @@ def test_draws_repeat_over_no_steps_leaves_coordinates_or_keys():
     independent = dpadambc.add_dp_noise(0.5, key=KEY)
     _, other = noise_of(independent, params)
     drawn = np.concatenate([np.ravel(x) for x in jax.tree.leaves((one, two, other))])
-    # Of 30,000 numbers with 23 random bits some 50 pairs are equal by chance.
-    assert len(np.unique(drawn)) > drawn.size - 150
+    # On a grid of 256 steps in a level, pairs are equal by chance; whole rows are not.
+    rows = [tuple(np.ravel(x)) for x in drawn.reshape(-1, 1_000)]
+    assert len(set(rows)) == len(rows) == 30
     rows = [np.float64(x) for t in (one, two, other) for l in t.values() for x in l]
     correlations = np.corrcoef(rows)[np.triu_indices(len(rows), 1)]
     assert np.abs(correlations).max() * 1_000**0.5 < 5
@@ -134,7 +136,7 @@ def test_noise_is_in_at_least_float32(dtype, expected):
         state, drawn = noise_of(made(), params, steps=2)
     assert drawn["w"].dtype == expected
     assert state.draws.noised_steps.dtype == "int32"
-    assert len(np.unique(drawn["w"])) > 1_990
+    assert len(np.unique(drawn["w"])) > 800  # of the grid
 
 
 def test_devices_need_one_noise_for_a_coordinate():

@@ -8,7 +8,7 @@ import pytest
 import scipy.special
 import scipy.stats
 
-from dpadambc.core import chacha, normals
+from dpadambc.core import chacha, normals, threefry
 
 pytestmark = pytest.mark.guarantee
 
@@ -30,7 +30,7 @@ KINDS = ["threefry2x32", "rbg", chacha.KIND]
 )
 def test_threefry_gives_the_published_words(counter, key, expected):
     high, low = counter
-    words = normals.threefry(jnp.uint32(key), high, jnp.uint32(low))
+    words = threefry.block(jnp.uint32(key), high, jnp.uint32(low))
     assert tuple(map(int, words)) == expected
 
 
@@ -157,12 +157,12 @@ def test_a_group_is_no_larger_than_the_largest_array_or_an_eighth_of_all(monkeyp
 
 
 @pytest.mark.parametrize(("size", "written_out"), [(2**32 - 1, True), (2**32, False)])
-def test_an_array_too_long_for_the_counter_is_left_to_jax(size, written_out):
+def test_an_array_too_long_for_the_counter_is_drawn_in_parts(size, written_out):
     """A counter of one word would give the first draws again."""
     big = jax.ShapeDtypeStruct((size,), jnp.float32)
     draw = lambda x: normals.with_normals(lambda z, _: z, key_of("threefry2x32"), x)
     traced = str(jax.make_jaxpr(draw)(big))
-    assert ("random_bits" not in traced) == written_out
+    assert ("scan" not in traced) == written_out
 
 
 def test_a_program_does_not_grow_with_what_it_draws():

@@ -144,9 +144,12 @@ def test_noise_is_added_once_after_the_sum():
         total = common.sum_over(clipped(*args), "data")
         return noise.update(total, noise.init(PARAMS), PARAMS)[0]
 
-    total = clipped(PARAMS, TOKENS, TARGETS)
-    expected = noise.update(total, noise.init(PARAMS), PARAMS)[0]
-    assert_close(on_devices(noised), expected)
+    one = jax.make_mesh(
+        (1,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1]
+    )
+    # Sums that round otherwise may fall into neighboring cells of the grid.
+    found, expected = on_devices(noised), on_devices(noised, one)
+    chex.assert_trees_all_close(found, expected, atol=1.1 * 2.0**-12)
 
 
 def test_outside_of_shard_map_nothing_varies():
