@@ -34,15 +34,9 @@ from dpadambc.core.noise import NoiseStddev
 from dpadambc.core.privatize import privatize
 from dpadambc.mechanisms.names import explained
 from dpadambc.mechanisms.poisson import PoissonGaussian
+from dpadambc.transforms import dtypes
 from dpadambc.transforms.adam import scale_by_adam
 from dpadambc.transforms.decay import add_decoupled_weight_decay
-from dpadambc.transforms.dtypes import (
-    cast_to_params,
-    check_decay,
-    check_learning_rate,
-    descent,
-    with_wide_state,
-)
 from dpadambc.transforms.moments import scale_by_adam_bc
 from dpadambc.transforms.rms import scale_by_rms_bc
 from dpadambc.transforms.second_moment import RelativeFloor
@@ -111,7 +105,7 @@ def recipe(
       Bu et al., `Automatic Clipping: Differentially Private Deep Learning Made Easier
       and Stronger <https://arxiv.org/abs/2206.07136>`_, 2023
     """
-    check_learning_rate(learning_rate)
+    dtypes.check_learning_rate(learning_rate)
     mechanism = PoissonGaussian.calibrate(
         target_epsilon=target_epsilon,
         target_delta=target_delta,
@@ -183,7 +177,7 @@ def adam_bc(
       Tang et al., `DP-AdamBC <https://arxiv.org/abs/2312.14334>`_, 2024, Algorithm 1
     """
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
-    return descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam))
+    return dtypes.descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam))
 
 
 def adamw_bc(
@@ -239,7 +233,7 @@ def adamw_bc(
     """
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
     decay = add_decoupled_weight_decay(weight_decay, mask=mask)
-    return descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam), decay)
+    return dtypes.descent(learning_rate, _scale_by_adam_bc(noise_stddev, *adam), decay)
 
 
 def rms_bc(
@@ -287,7 +281,7 @@ def rms_bc(
     """
     floor: dict[str, Any] = dict(variance_floor=variance_floor, correction=correction)
     rms = scale_by_rms_bc(noise_stddev, decay=decay, **floor)
-    return descent(learning_rate, rms)
+    return dtypes.descent(learning_rate, rms)
 
 
 def dp_sgd(
@@ -335,12 +329,12 @@ def dp_sgd(
       <https://arxiv.org/abs/1607.00133>`_, 2016
     """
     if momentum is not None:
-        check_decay(momentum=momentum)
-    check_learning_rate(learning_rate)
+        dtypes.check_decay(momentum=momentum)
+    dtypes.check_learning_rate(learning_rate)
     return optax.chain(
         privatize(mechanism, key=key),
-        with_wide_state(optax.sgd(learning_rate, momentum, nesterov)),
-        cast_to_params(),
+        dtypes.with_wide_state(optax.sgd(learning_rate, momentum, nesterov)),
+        dtypes.cast_to_params(),
     )
 
 
@@ -398,7 +392,7 @@ def dp_adam(
     """
     private = privatize(mechanism, key=key)
     adam = scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype)
-    return descent(learning_rate, private, adam)
+    return dtypes.descent(learning_rate, private, adam)
 
 
 def dp_adam_bc(
@@ -453,7 +447,7 @@ def dp_adam_bc(
     """
     private = privatize(mechanism, key=key)
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
-    optimizer = descent(learning_rate, _scale_by_adam_bc(mechanism, *adam))
+    optimizer = dtypes.descent(learning_rate, _scale_by_adam_bc(mechanism, *adam))
     return optax.chain(private, optimizer)
 
 
@@ -516,7 +510,7 @@ def dp_adamw(
     private = privatize(mechanism, key=key)
     adam = scale_by_adam(b1, b2, eps, eps_root, nesterov, mu_dtype)
     decay = add_decoupled_weight_decay(weight_decay, mask=mask)
-    return descent(learning_rate, private, adam, decay)
+    return dtypes.descent(learning_rate, private, adam, decay)
 
 
 def dp_adamw_bc(
@@ -577,5 +571,7 @@ def dp_adamw_bc(
     private = privatize(mechanism, key=key)
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
     decay = add_decoupled_weight_decay(weight_decay, mask=mask)
-    optimizer = descent(learning_rate, _scale_by_adam_bc(mechanism, *adam), decay)
+    optimizer = dtypes.descent(
+        learning_rate, _scale_by_adam_bc(mechanism, *adam), decay
+    )
     return optax.chain(private, optimizer)

@@ -33,9 +33,8 @@ def solved(
     """
     validate.positive(target_epsilon=target_epsilon)
     target_epsilon = float(target_epsilon)  # in double precision, whatever it is in
-    enough = (
-        1 - roots.ROUGHLY
-    ) * target_epsilon  # far below the target, about is enough
+    # Far below the target, about is enough.
+    enough = (1 - roots.ROUGHLY) * target_epsilon
 
     @functools.cache
     def ratio(x: float, **how: float) -> float:

@@ -96,24 +96,19 @@ def plan(
     for passes, epsilon, batch_size in itertools.product(
         _each(epochs), _each(target_epsilons), _each(batch_sizes)
     ):
-        numbers: dict[str, Any] = dict(batch_size=batch_size, num_examples=num_examples)
-        mechanism = PoissonGaussian.calibrate(
+        numbers: dict[str, Any] = dict(
             target_epsilon=epsilon,
             target_delta=target_delta,
-            accountant=accountant,
+            batch_size=batch_size,
             epochs=passes,
+            num_examples=num_examples,
+        )
+        mechanism = PoissonGaussian.calibrate(
+            accountant=accountant,
             l2_clip_norm=1.0,
             neighboring_relation=neighboring_relation,
             **numbers,
         )
-        rows.append(
-            PlannedRun(
-                target_epsilon=epsilon,
-                target_delta=target_delta,
-                epochs=passes,
-                mechanism=mechanism,
-                accountant=accountant or mechanism.accountants[0],
-                **numbers,
-            )
-        )
+        used = accountant or mechanism.accountants[0]
+        rows.append(PlannedRun(mechanism=mechanism, accountant=used, **numbers))
     return rows

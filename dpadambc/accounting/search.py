@@ -61,14 +61,12 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import dp_accounting
 import numpy as np
 import scipy.optimize
-from dp_accounting import rdp
+from dp_accounting import DpEvent, NeighboringRelation, SelfComposedDpEvent, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from dpadambc.accounting.events import epsilon
 from dpadambc.accounting.trials import (
     FixedTrials,
     GeometricTrials,
@@ -76,8 +74,8 @@ from dpadambc.accounting.trials import (
     Trials,
     TruncatedNegativeBinomial,
 )
-from dpadambc.core import validate
-from dpadambc.core.accounting import PLD, RDP, Accountant, check_delta, rounding_of
+from dpadambc.core import accounting, validate
+from dpadambc.core.accounting import PLD, RDP, Accountant, check_delta
 from dpadambc.mechanisms.checks import check_mechanism
 from dpadambc.mechanisms.mechanism import Mechanism
 
@@ -132,22 +130,16 @@ def by_profile(
 
 
 def _profile_epsilon(
-    event: dp_accounting.DpEvent,
-    trials: Trials,
-    target_delta: float,
-    relation: dp_accounting.NeighboringRelation,
+    event: DpEvent, trials: Trials, target_delta: float, relation: NeighboringRelation
 ) -> float:
     if PLD.is_astronomical(event):
         return math.inf
     grid = PLD.on_fine_grid(event, relation, target_delta / trials.expected)
-    return by_profile(grid.losses, trials, target_delta, rounding_of(event))
+    return by_profile(grid.losses, trials, target_delta, accounting.rounding_of(event))
 
 
 def _renyi_epsilon(
-    event: dp_accounting.DpEvent,
-    trials: Trials,
-    target_delta: float,
-    relation: dp_accounting.NeighboringRelation,
+    event: DpEvent, trials: Trials, target_delta: float, relation: NeighboringRelation
 ) -> float:
     if RDP.is_astronomical(event):
         return math.inf
@@ -208,12 +200,12 @@ def _without_lines() -> Iterator[None]:
 
 @_without_lines()
 def tuned_epsilon_of_event(
-    event: dp_accounting.DpEvent,
+    event: DpEvent,
     accountants: Sequence[Accountant],
     trials: Trials,
     *,
     target_delta: float,
-    neighboring_relation: dp_accounting.NeighboringRelation,
+    neighboring_relation: NeighboringRelation,
 ) -> TunedEpsilon:
     """The least of the bounds that hold: see `tuned_epsilon`.
 
@@ -228,15 +220,9 @@ def tuned_epsilon_of_event(
     check_delta(target_delta)
 
     def composed(number: int) -> float:
-        return min(
-            epsilon(
-                dp_accounting.SelfComposedDpEvent(event, number),
-                target_delta=target_delta,
-                neighboring_relation=neighboring_relation,
-                accountant=accountant,
-            )
-            for accountant in accountants
-        )
+        whole, relation = SelfComposedDpEvent(event, number), neighboring_relation
+        used = accountants, target_delta
+        return accounting.least_epsilon(whole, *used, relation=relation)
 
     bounds: list[tuple[float, Bound]] = []
     arguments = event, trials, target_delta, neighboring_relation

@@ -100,9 +100,8 @@ class GradientCanaries:
         members = np.flatnonzero(self.is_member).astype(np.int32)
         size = jax.tree.leaves(data)[0].shape[0]
         numbers = np.concatenate([np.full(size, -1, np.int32), members])
-        longer = lambda x: jnp.concatenate(
-            [jnp.asarray(x), jnp.repeat(jnp.asarray(x)[:1], len(members), axis=0)]
-        )
+        behind = lambda x: jnp.repeat(x[:1], len(members), axis=0)
+        longer = lambda x: jnp.concatenate([x, behind(jnp.asarray(x))])
         return jnp.asarray(numbers), *jax.tree.map(longer, data)
 
     def with_sum(

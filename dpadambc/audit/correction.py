@@ -90,9 +90,8 @@ def correction(
         return not_tested(_CHECK, f"{error}")
     shapes = jax.eval_shape(update.init, jax.random.key(0))
     if not (nodes := _corrections(shapes)):
-        return not_tested(
-            _CHECK, "no correction in the state, such as of scale_by_adam_bc."
-        )
+        reason = "no correction in the state, such as of scale_by_adam_bc."
+        return not_tested(_CHECK, reason)
     size = sum(x.size for node in nodes for x in jax.tree.leaves(node.nu))
 
     def one(key):

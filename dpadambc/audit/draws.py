@@ -1,9 +1,8 @@
 """The noise of a step at its crossings, and the movement of the data that meets it."""
 
-import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +26,7 @@ def multiplier(mechanism: Mechanism, step: int) -> float:
     return float(value)
 
 
-@dataclasses.dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """The noise of one crossing, in many runs of a few steps."""
 
     values: np.ndarray  # shape=(runs, steps, coordinates), float64
@@ -66,8 +64,7 @@ Response = dict[Path, np.ndarray]
 Noise = dict[Path, Drawn]
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """A step of a mechanism: the noise at its crossings, and the movement of data."""
 
     mechanism: Mechanism
@@ -75,10 +72,10 @@ class Measured:
     followed: Followed
     state: Any  # one in which noise is added in the next step
     neighbors: list[Any]  # data; the others differ from the first in one example
-    factor: float = 1.0  # how much further apart neighbors may be than these
-    everybody: Any = None  # data of another run of many steps
-    noise: Noise = dataclasses.field(default_factory=dict)
-    moved: list[Response] = dataclasses.field(default_factory=list)
+    factor: float  # how much further apart neighbors may be than these
+    everybody: Any  # data of another run of many steps, if there is one
+    noise: Noise
+    moved: list[Response]
 
 
 def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
@@ -119,16 +116,26 @@ def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
     }
 
 
-def once(noise: Noise, moved: list[Response]) -> tuple[Noise, list[Response]]:
-    """Leaves out copies: devices with the same noise and the same data as the first."""
-    noise, moved = dict(noise), [dict(move) for move in moved]
+def of_pairs(
+    steps: Steps,
+    init: Init,
+    crossings: list[Crossing],
+    moved: list[Response],
+    factor: float,
+) -> tuple[Noise, list[Response]]:
+    """The noise at the crossings, and the movements times a factor.
+
+    It leaves out copies: devices with the same noise and the same data as the first.
+    """
+    noise = draw(steps, init, crossings)
+    moved = [{path: factor * x for path, x in move.items()} for move in moved]
     for path, drawn in noise.items():
         rows = [drawn.values, *(move[path] for move in moved)]
         split = [x.reshape(*x.shape[:-1], drawn.num_devices, -1) for x in rows]
         are_equal = all(bool((x == x[..., :1, :]).all()) for x in split)
         if drawn.num_devices > 1 and are_equal:
             values, *of_first = (x[..., 0, :] for x in split)
-            noise[path] = dataclasses.replace(drawn, values=values, num_devices=1)
+            noise[path] = drawn._replace(values=values, num_devices=1)
             for move, first in zip(moved, of_first, strict=True):
                 move[path] = first
     return noise, moved

@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -49,8 +49,7 @@ ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.REMATERIALIZED
 ENTERED |= {"custom_vmap_call", "shard_map"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Crossing:
+class Crossing(NamedTuple):
     """An addition of noise to a value that examples made.
 
     If more noise is added to the result at once, or taken from it, that is part of the
@@ -103,10 +102,9 @@ class Flow:
     ) -> list[Label]:
         """The labels of the outputs, given those of the operands."""
         jaxpr = program.jaxpr
-        known: dict[Any, Label] = dict(zip(jaxpr.invars, labels, strict=True))
-        known.update(
-            zip(jaxpr.constvars, map(self.of_constant, program.consts), strict=True)
-        )
+        constants = map(self.of_constant, program.consts)
+        known: dict[Any, Label] = dict(zip(jaxpr.constvars, constants, strict=True))
+        known.update(zip(jaxpr.invars, labels, strict=True))
         atoms = [*jaxpr.outvars, *(x for eqn in jaxpr.eqns for x in eqn.invars)]
         uses = collections.Counter(x for x in atoms if not jaxprs.is_literal(x))
         noised: dict[Any, Crossing] = {}  # results of crossings
@@ -193,9 +191,8 @@ class Flow:
         params, of_condition = eqn.params, eqn.params["cond_nconsts"]
         consts = operands[of_condition : of_condition + params["body_nconsts"]]
         carry = operands[len(operands) - len(eqn.outvars) :]
-        condition, step = (
-            jaxprs.closed(params[f"{x}_jaxpr"]) for x in ("cond", "body")
-        )
+        programs = (params[f"{x}_jaxpr"] for x in ("cond", "body"))
+        condition, step = map(jaxprs.closed, programs)
         while True:
             given = [*operands[:of_condition], *carry]
             (goes_on,) = self.follow(condition, given, (*path, "cond"))

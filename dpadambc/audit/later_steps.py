@@ -71,11 +71,10 @@ def later_steps(found: Measured) -> Finding:
     happened = np.all([x.happened for x in seen.values()], axis=0)
     heads = [np.asarray(x.head, float)[:, : sizes[path]] for path, x in seen.items()]
     row = np.concatenate(heads, axis=1)[happened].ravel()
+    check, where = "noise of later steps, repetition", f" in {iterations} steps"
     parts = [
         _fading(found.mechanism, noise, seen, iterations),
-        repetition(
-            "noise of later steps, repetition", [row], f" in {iterations} steps"
-        ),
+        repetition(check, [row], where),
         _growth(found.mechanism, noise, moved, iterations),
     ]
     return combined("noise of later steps", parts)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -81,8 +81,7 @@ def _best_guesses(
     return *max(found), most
 
 
-@dataclasses.dataclass(frozen=True)
-class Errors:
+class Errors(NamedTuple):
     """Bounds on the two errors of an attack, of a stated confidence together.
 
     Attributes:
@@ -97,16 +96,13 @@ class Errors:
         """The largest ε that these errors refute."""
         alpha, beta = self.false_positive_rate, self.false_negative_rate
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = np.concatenate(
-                [(1 - delta - beta) / alpha, (1 - delta - alpha) / beta]
-            )
+            ratios = np.array([(1 - delta - beta) / alpha, (1 - delta - alpha) / beta])
         return float(np.log(np.maximum(ratios, 1.0)).max(initial=0.0))
 
     def shortfall(self, mechanism: Mechanism) -> float:
         """How far misses are below the trade-off function; negative if they are not."""
-        least = accounting.trade_off(mechanism).false_negative_rate(
-            self.false_positive_rate
-        )
+        curve = accounting.trade_off(mechanism)
+        least = curve.false_negative_rate(self.false_positive_rate)
         return float(np.max(least - self.false_negative_rate))
 
     def family_epsilon(self, mechanism: Mechanism, target_delta: float) -> float:
@@ -118,10 +114,9 @@ class Errors:
         the mechanism, with noise of an unknown level. It is 0 if sixteen times the
         noise is not refuted.
         """
-        noise_multiplier = cast(float, mechanism.noise_multiplier)
-        with_noise = lambda factor: dataclasses.replace(
-            cast(Any, mechanism), noise_multiplier=noise_multiplier * factor
-        )
+        own: Any = mechanism
+        z = own.noise_multiplier
+        with_noise = lambda x: dataclasses.replace(own, noise_multiplier=x * z)
         low, high = 1.0, 16.0
         if self.shortfall(mechanism) > 0:
             return mechanism.epsilon(target_delta)
@@ -133,11 +128,7 @@ class Errors:
 
 
 def observed_errors(
-    scores: np.ndarray,
-    is_member: np.ndarray,
-    *,
-    confidence: float,
-    num_thresholds: int = 5,
+    scores: np.ndarray, is_member: np.ndarray, *, confidence: float
 ) -> Errors:
     """The errors of an attack that calls high scores members.
 
@@ -150,7 +141,6 @@ def observed_errors(
       scores: shape (canaries,), high for members.
       is_member: shape (canaries,), bool.
       confidence: that all bounds hold, in (0, 1).
-      num_thresholds: at how many the errors are bounded.
     """
     order = np.random.default_rng(0).permutation(len(scores))
     first, second = order[::2], order[1::2]
@@ -161,11 +151,8 @@ def observed_errors(
             f"Expected is_member to name members and others among {len(scores)}"
             f" canaries, got {int(is_member.sum())} members."
         )
-    shares = np.geomspace(0.003, 0.3, num_thresholds)
-    thresholds = [
-        *(np.quantile(outside, 1 - share) for share in shares),
-        *(np.quantile(inside, share) for share in shares),
-    ]
+    shares = np.geomspace(0.003, 0.3, 5)
+    thresholds = [*np.quantile(outside, 1 - shares), *np.quantile(inside, shares)]
     risk = (1 - confidence) / (2 * len(thresholds))
 
     def upper(errors: np.ndarray) -> float:
@@ -249,9 +236,8 @@ def empirical_epsilon(
     claim = mechanism.epsilon(target_delta)
     if not np.isfinite(claim):
         return not_tested(_CHECK, "the mechanism claims no finite epsilon.")
-    bound, correct, number, most = _best_guesses(
-        scores, is_member, target_delta, confidence
-    )
+    guessed = _best_guesses(scores, is_member, target_delta, confidence)
+    bound, correct, number, most = guessed
     sentence = (
         f"Epsilon is at least {bound:.3g} with confidence {confidence:g}"
         f" ({correct} of {number} guesses right); {claim:.3g} is claimed."

@@ -1,9 +1,8 @@
 """Batches that differ in one example, and the examples that break an unbounded step."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +30,9 @@ def num_examples(batch: Batch) -> int:
 
 def flat(tree: Any) -> np.ndarray:
     """All numbers of a tree as one vector of doubles; it opens sealed gradients."""
-    leaves = [
-        np.ravel(np.asarray(x, float)) for x in jax.tree.leaves(materialize(tree))
-    ]
-    return np.concatenate(leaves or [[]])
+    as_doubles = lambda x: np.ravel(np.asarray(x, float))
+    leaves = map(as_doubles, jax.tree.leaves(materialize(tree)))
+    return np.concatenate([[], *leaves])
 
 
 def is_real(x: Any) -> bool:
@@ -86,8 +84,7 @@ def without_row(batch: Batch, index: int) -> Batch:
     return jax.tree.map(lambda x: jnp.delete(jnp.asarray(x), index, axis=0), batch)
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """An example that somebody may bring."""
 
     name: str

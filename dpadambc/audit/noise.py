@@ -5,11 +5,10 @@ the gradient that the optimizer gets. The movement of that gradient is measured 
 it.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +29,7 @@ _CHECK = "noise"
 MakeOptimizer = Callable[[jax.Array], optax.GradientTransformation]
 
 
-@dataclasses.dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """The update of an optimizer as a step, and the gradients that it is tried with.
 
     Args:
@@ -189,19 +187,16 @@ def noise(
 
 def _measured(update: Update, steps: Steps, is_sum: bool) -> draws.Measured:
     mechanism, followed, zero = update.mechanism, steps.follow(), steps.data
+    crossings, noise, moved = followed.crossings, {}, []
     largest = mechanism.sensitivity if is_sum else 1e3 * mechanism.l2_clip_norm
     gradients, factor = update.gradients(largest), 1.0
     if not is_sum:  # one example is added; neighbors may be further apart
         factor = mechanism.sensitivity * mechanism.normalize_by / mechanism.l2_clip_norm
-    pair = [zero, *gradients[:1]]
-    found = draws.Measured(mechanism, steps, followed, steps.state, pair, factor)
-    if not followed.crossings:
-        return found
-    _, moved = draws.movements(steps, followed.crossings, [zero, *gradients])
-    if is_sum and moved:
-        data = [zero, *_steepest(gradients[0], moved[0], largest)]
-        moved += draws.movements(steps, followed.crossings, data)[1]
-    moved = [{path: factor * x for path, x in m.items()} for m in moved]
-    noise = draws.draw(steps, update.init, followed.crossings)
-    noise, moved = draws.once(noise, moved)
-    return dataclasses.replace(found, noise=noise, moved=moved)
+    if crossings:
+        _, moved = draws.movements(steps, crossings, [zero, *gradients])
+        if is_sum and moved:
+            data = [zero, *_steepest(gradients[0], moved[0], largest)]
+            moved += draws.movements(steps, crossings, data)[1]
+        noise, moved = draws.of_pairs(steps, update.init, crossings, moved, factor)
+    step = mechanism, steps, followed, steps.state
+    return draws.Measured(*step, [zero, *gradients[:1]], factor, None, noise, moved)

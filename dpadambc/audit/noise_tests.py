@@ -7,15 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import scipy.stats
 
-from dpadambc.audit import statistics
-from dpadambc.audit.draws import (
-    ITERATIONS,
-    Drawn,
-    Measured,
-    Noise,
-    Response,
-    multiplier,
-)
+from dpadambc.audit import draws, statistics
+from dpadambc.audit.draws import Drawn, Measured, Noise, Response
 from dpadambc.audit.finding import Finding, combined, not_tested, within
 from dpadambc.audit.flow import Label
 from dpadambc.audit.later_steps import later_steps, repetition
@@ -80,9 +73,9 @@ def _level(mechanism: Mechanism, noise: Noise, moved: list[Response]) -> Finding
     Each movement is by as much as one example may. It is measured in units of the noise
     of each step, and of all steps together if their level is one number.
     """
-    spans = [slice(step, step + 1) for step in range(ITERATIONS)]
+    spans = [slice(step, step + 1) for step in range(draws.ITERATIONS)]
     if not callable(mechanism.noise_multiplier):
-        spans.append(slice(ITERATIONS))
+        spans.append(slice(draws.ITERATIONS))
     count = len(spans) * len(moved)
     trials = []  # excess over the claim, the allowance for chance in it, power
     for span, move in itertools.product(spans, moved):
@@ -97,7 +90,7 @@ def _level(mechanism: Mechanism, noise: Noise, moved: list[Response]) -> Finding
             spread += square**2 / (2 * values.size)
         if squares:
             spread = math.sqrt(spread) / squares if math.isfinite(squares) else 0.0
-            excess = math.sqrt(squares) * multiplier(mechanism, span.start or 0)
+            excess = math.sqrt(squares) * draws.multiplier(mechanism, span.start or 0)
             allowance = _ROUNDING + statistics.normal_bound(count) * spread
             power = _ROUNDING + statistics.detected(count) * spread
             trials.append((excess, allowance, power))

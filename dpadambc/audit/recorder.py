@@ -1,5 +1,6 @@
 """Runs a program as it is, and records the operands of its crossings."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -92,11 +93,8 @@ class Recorder:
             where = (*path, str(number))
             outs, inner = self.evaluate(jaxprs.closed(branch), rest, where)
             taken = index == number
-            if chosen:
-                outs = [
-                    jnp.where(taken, *pair) for pair in zip(outs, chosen, strict=True)
-                ]
-            chosen = outs
+            where_taken = functools.partial(jnp.where, taken)
+            chosen = list(map(where_taken, outs, chosen or outs))
             for where, record in inner.items():
                 records[where] = record._replace(happened=record.happened & taken)
         return chosen, records
@@ -109,11 +107,8 @@ class Recorder:
             raise NotRecordable(f"noise is added inside a scan of {length} steps")
         numbers, each, records = range(length), [None] * length, {}
         for i in reversed(numbers) if eqn.params["reverse"] else numbers:
-            outs, inner = self.evaluate(
-                jaxprs.closed(eqn.params["jaxpr"]),
-                [*consts, *carry, *(x[i] for x in xs)],
-                path,
-            )
+            args = [*consts, *carry, *(x[i] for x in xs)]
+            outs, inner = self.evaluate(jaxprs.body(eqn), args, path)
             carry, each[i] = outs[:num_carry], outs[num_carry:]
             records.update({(*p, _STEP, str(i)): record for p, record in inner.items()})
         stacked = [jnp.stack(rows) for rows in zip(*each, strict=True)]

@@ -1,10 +1,9 @@
 """The movement, by one example, of the sum that the noise is added to."""
 
 import copy
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +23,7 @@ _NOT_OF_JAX = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 _PADDING = "padding, whose contents must not matter"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Movement:
+class _Movement(NamedTuple):
     """The distance of the values on two neighboring batches."""
 
     distance: float
@@ -116,9 +114,8 @@ def _values(
     found = {candidate.name: at(candidate.row) for candidate in rows}
     masked = np.arange(replay.size) == index
     rest = replay(replay.batch, masked) if replay.takes_mask else replay.start
-    reach = lambda candidate: np.nan_to_num(
-        np.linalg.norm(found[candidate.name] - rest), nan=-1.0, posinf=-1.0
-    )
+    apart = lambda candidate: np.linalg.norm(found[candidate.name] - rest)
+    reach = lambda candidate: np.nan_to_num(apart(candidate), nan=-1.0, posinf=-1.0)
 
     def distance(row):
         batch = neighbors.with_row(replay.batch, index, row)
@@ -157,12 +154,11 @@ def _removals(
     rest = replay.without(index) if index == replay.size - 1 else None
     if rest is not None:
         without["left out"] = rest
-    for (how, rest), (name, value) in itertools.product(
-        without.items(), values.items()
-    ):
+    pairs = itertools.product(without.items(), values.items())
+    for (how, rest), (name, value) in pairs:
         yield _Movement(_apart(value, rest), _stage(name), f"{name}, or {how}")
     for pair in () if without else _replacements(values):
-        yield dataclasses.replace(pair, distance=pair.distance / 2)
+        yield pair._replace(distance=pair.distance / 2)
 
 
 def _alone(replay: _Replay) -> Iterator[_Movement]:
@@ -202,7 +198,7 @@ def _movements(
     for factor in _FACTORS:
         for movement in _alone(replay.at(factor)):
             pair = f"{movement.pair}, parameters {factor:g} times as large"
-            yield dataclasses.replace(movement, pair=pair)
+            yield movement._replace(pair=pair)
     yield from _paddings(replay, rng)
 
 
@@ -333,11 +329,10 @@ def sensitivity(
         )
     replay = _Replay(fun, params, batch)
     again = replay(replay.batch, replay.nobody)
-    if not np.array_equal(again, replay.start, equal_nan=True):
-        if _apart(again, replay.start) > replay.slack(bound):
-            return not_tested(
-                _CHECK, "the function returns something else for the same batch."
-            )
+    is_same = np.array_equal(again, replay.start, equal_nan=True)
+    if not is_same and _apart(again, replay.start) > replay.slack(bound):
+        reason = "the function returns something else for the same batch."
+        return not_tested(_CHECK, reason)
     rng = np.random.default_rng(0)
     found = list(_movements(replay, neighboring_relation, rng))
     return _verdict(replay, found, bound, neighboring_relation)

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -65,14 +65,7 @@ def _with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
 
 def _constants_in(program: Any) -> list[Any]:
     """The constants of a program and of all inside it, as `_with_constants` asks."""
-    found: list[Any] = []
-
-    def note(x):
-        found.append(x)
-        return x
-
-    _with_constants(program, note)
-    return found
+    return [x for inner in jaxprs.programs_in(program) for x in inner.consts]
 
 
 def _constants(program: Any) -> list[np.ndarray]:
@@ -106,19 +99,17 @@ class Steps:
     ):
         self.step, self.state, self.data, self.vary = step, state, data, vary
         self._compiled: dict[tuple[Crossing, ...], Callable[..., Any]] = {}
-        trace = lambda: jax.make_jaxpr(lambda *x: step(*x), return_shape=True)
+
+        def trace():
+            return jax.make_jaxpr(lambda *x: step(*x), return_shape=True)(state, data)
+
         try:
-            (self.program, shapes), (again, _) = (
-                trace()(state, data),
-                trace()(state, data),
-            )
+            (self.program, shapes), (again, _) = trace(), trace()
         except _UNTRACEABLE as error:
             raise NotTraceable.because_of("the step", error) from error
-        pairs = list(map(_constants, (self.program, again)))
-        if len(pairs[0]) != len(pairs[1]) or not all(
-            np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
-            for a, b in zip(*pairs, strict=True)
-        ):
+        one, two = map(_constants, (self.program, again))
+        are_equal = lambda a, b: np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        if len(one) != len(two) or not all(map(are_equal, one, two)):
             raise NotTraceable("the step draws from the host while it is traced.")
         self._paths = [
             jax.tree_util.keystr(path) or "the result"
@@ -144,7 +135,8 @@ class Steps:
             is_new = lambda pair: pair == (Label.PUBLIC, Label.NOISE)
             changed = [Label.NOISE if is_new(pair) else pair[0] for pair in pairs]
             if not self._is_state_kept or changed == public:
-                return Followed(flow, found)
+                crossings = list(flow.crossings.values())
+                return Followed(found, crossings, flow.ignored, flow.tells_host)
             public = changed
 
     def _label_of_constant(self, x: Any) -> Label:
@@ -208,14 +200,13 @@ class Steps:
         return step
 
 
-class Followed:
+class Followed(NamedTuple):
     """The labels of all that a step keeps, and the crossings on the way."""
 
-    def __init__(self, flow: Flow, labels: dict[str, Label]):
-        self.crossings = list(flow.crossings.values())
-        self.ignored = flow.ignored
-        self.tells_host = flow.tells_host
-        self.labels = labels
+    labels: dict[str, Label]
+    crossings: list[Crossing]
+    ignored: frozenset[Path]
+    tells_host: bool
 
     def paths(self, label: Label) -> list[str]:
         """The paths that have this label; an array without numbers is public."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,7 @@ _FURTHER = 1e3
 _Data = tuple[neighbors.Batch, Any]  # a batch, and its padding mask
 
 
-@dataclasses.dataclass(frozen=True)
-class WholeStep:
+class WholeStep(NamedTuple):
     """A step at the additions of noise that make it private."""
 
     pipeline: Pipeline
@@ -80,17 +79,13 @@ class WholeStep:
         Only arrays that begin with the examples of the batch are looked at. The example
         itself does not take part, if the step takes a mask.
         """
-        batch, steps = self.pipeline.batch, self.measured.steps
-        other = steps.with_other_first_row(lambda row: -10 * row - 1)
-        changed = dataclasses.replace(self.measured, steps=other)
+        batch, found = self.pipeline.batch, self.measured
+        other = found.steps.with_other_first_row(lambda row: -10 * row - 1)
+        both = self, self._replace(measured=found._replace(steps=other))
         is_first = jnp.arange(_size(batch)) == 0
         mask = {"is_padding_example": is_first} if self.pipeline.takes_mask else {}
-        before, after = (
-            neighbors.flat(
-                jax.jit(step.before_noise)(self.measured.state, *batch, **mask)
-            )
-            for step in (self, dataclasses.replace(self, measured=changed))
-        )
+        sums = (jax.jit(x.before_noise)(found.state, *batch, **mask) for x in both)
+        before, after = map(neighbors.flat, sums)
         distance = float(np.linalg.norm(after - before))
         rounding = 8 * float(np.finfo(np.float32).eps * np.linalg.norm(before))
         allowed = _ROUNDING * bound + rounding
@@ -207,10 +202,9 @@ def whole_step(pipeline: Pipeline) -> WholeStep:
         """The step at the additions of noise that are not ignored."""
         followed, noise, moved, ready = steps.follow(ignored), {}, [], state
         if followed.crossings:
-            ready, moved = draws.movements(steps, followed.crossings, batches)
-            moved = [{path: factor * x for path, x in move.items()} for move in moved]
-            noise = draws.draw(steps, pipeline.init, followed.crossings)
-            noise, moved = draws.once(noise, moved)
+            crossings, init = followed.crossings, pipeline.init
+            ready, moved = draws.movements(steps, crossings, batches)
+            noise, moved = draws.of_pairs(steps, init, crossings, moved, factor)
         step = pipeline.mechanism, steps, followed, ready
         return draws.Measured(*step, batches, factor, everybody, noise, moved)
 

@@ -92,14 +92,10 @@ def _corrected(
     axes: tuple[int, int] | None,
 ) -> jax.Array:
     """The second moment of each coordinate without the noise, floored."""
+    own = lambda x: second_moment.corrected_second_moment(x, noise_variance, floor)
     if axes is None:
-        return second_moment.corrected_second_moment(nu, noise_variance, floor)
-    row, column = (
-        jnp.expand_dims(
-            second_moment.corrected_second_moment(x, noise_variance, floor), axis
-        )
-        for x, axis in zip(nu, axes, strict=True)
-    )
+        return own(nu)
+    row, column = (jnp.expand_dims(own(x), i) for x, i in zip(nu, axes, strict=True))
     mean = jnp.mean(row, axes[1], keepdims=True)
     # The quotient first: a product of two second moments may underflow in float32.
     share = jnp.where(mean > 0, row / mean, 0)

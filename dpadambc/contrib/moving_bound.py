@@ -138,8 +138,7 @@ class MovingBound(Mechanism):
         """Clips at the bound in the state, which the noise moves."""
         noise = add_dp_noise(self.noise_stddev, key=key)
         start, divisor = self.l2_clip_norm, self.normalize_by
-        rule = self.clip_rule
-        unit = self.unit()
+        rule, unit = self.clip_rule, self.unit()
 
         def init_fn(params):
             clip.check_parameters(params, rule)

@@ -136,9 +136,8 @@ class QuantileClipping(MovingBound):
 
     def unit(self) -> jax.Array:
         """See `MovingBound.unit`."""
-        unit = cast(float, self.noise_stddev) / (
-            self.fraction_stddev * self.normalize_by
-        )
+        of_count = self.fraction_stddev * self.normalize_by
+        unit = cast(float, self.noise_stddev) / of_count
         # Without noise there is no privacy, and any number will do.
         return jnp.where(unit > 0, unit, 1.0)
 

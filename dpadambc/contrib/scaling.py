@@ -95,22 +95,17 @@ def _scaled_along(
     dtypes = []
 
     def product(leaf, vectors):
-        grad = jax.vmap(_along_each_axis, (0, None))(
-            rounding.pinned(leaf.open()), vectors
-        )
+        opened = rounding.pinned(leaf.open())
+        grad = jax.vmap(_along_each_axis, (0, None))(opened, vectors)
         dtypes.extend(x.dtype for x in jax.tree.leaves(grad))
         return jax.tree.map(close_array, grad)
 
     if jax.eval_shape(product, leaf, vectors) is None:
         return None
     dtypes.clear()
-    spec = spec_of_examples(leaf.seal)
-    return dataclasses.replace(
-        leaf,
-        sealed=with_automatic_axes(product, spec, leaf, vectors),
-        dtype=at_least_float32(leaf.dtype),
-        dtypes=tuple(dtypes),
-    )
+    spec, dtype = spec_of_examples(leaf.seal), at_least_float32(leaf.dtype)
+    sealed = with_automatic_axes(product, spec, leaf, vectors)
+    return dataclasses.replace(leaf, sealed=sealed, dtype=dtype, dtypes=tuple(dtypes))
 
 
 def _materialized_and_scaled(
@@ -126,10 +121,5 @@ def _materialized_and_scaled(
     if not len(spec):
         spec = PartitionSpec(None, *specs_of(factor))
     closed = with_automatic_axes(product, spec, leaf, factor)
-    return dataclasses.replace(
-        leaf,
-        sealed=Dense(closed, leaf.shape, SCALED),
-        rule=SCALED,
-        dtype=dtype,
-        dtypes=(dtype,),
-    )
+    form: dict[str, Any] = dict(sealed=Dense(closed, leaf.shape, SCALED), rule=SCALED)
+    return dataclasses.replace(leaf, **form, dtype=dtype, dtypes=(dtype,))

@@ -14,6 +14,7 @@ from dpadambc.core.noise import NoiseStddev
 from dpadambc.diagnostics import _estimates
 from dpadambc.diagnostics._estimates import Estimates
 from dpadambc.transforms import second_moment
+from dpadambc.transforms.second_moment import RelativeFloor
 
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
@@ -161,17 +162,12 @@ def _shares(values: jax.Array, unit: jax.typing.ArrayLike = 1.0) -> jax.Array:
 def _readout(found: Estimates, noise_variance: jax.Array, sample_size: int) -> Readout:
     """The read-out of one parameter, with the units of this noise variance."""
     values = _values(found)
-    sample = _values(
-        found._replace(
-            mu=_sample(found.mu, sample_size), nu=_sample(found.nu, sample_size)
-        )
-    )
-    first_moment_unit = jnp.sqrt(noise_variance) * second_moment.moving_average_spread(
-        found.b1, found.count
-    )
-    second_moment_unit = second_moment.second_moment_spread(
-        noise_variance, found.b2, found.count
-    )
+    mu, nu = (_sample(x, sample_size) for x in (found.mu, found.nu))
+    sample = _values(found._replace(mu=mu, nu=nu))
+    spread = second_moment.moving_average_spread(found.b1, found.count)
+    first_moment_unit = jnp.sqrt(noise_variance) * spread
+    of_nu = noise_variance, found.b2, found.count
+    second_moment_unit = second_moment.second_moment_spread(*of_nu)
 
     def quantiles(name):  # the ends of all values, the others of the sample
         inner = jnp.quantile(sample[name], jnp.array(QUANTILES[1:-1]))
@@ -274,9 +270,7 @@ def snapshot(
     b2: jax.typing.ArrayLike = 0.999,
     eps: jax.typing.ArrayLike = 1e-8,
     eps_root: jax.typing.ArrayLike = 0.0,
-    variance_floor: jax.typing.ArrayLike | second_moment.RelativeFloor = (
-        second_moment.RelativeFloor(1.0)
-    ),
+    variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
     correction: jax.typing.ArrayLike = 1.0,
     sample_size: int = 16_384,
 ) -> Snapshot:

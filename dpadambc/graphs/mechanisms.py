@@ -83,12 +83,8 @@ class NodePoissonGaussian(_MultiTermGaussian, PoissonGaussian):
     relations = dict.fromkeys(NeighboringRelation, (PLD, RDP))
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
-        step = PoissonTermsDpEvent(
-            noise_multiplier,
-            self.max_terms,
-            self.sampling_prob,
-            self.neighboring_relation,
-        )
+        sampling, relation = self.sampling_prob, self.neighboring_relation
+        step = PoissonTermsDpEvent(noise_multiplier, self.max_terms, sampling, relation)
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
 
@@ -142,10 +138,6 @@ class NodeFixedSizeGaussian(_MultiTermGaussian, FixedSizeGaussian):
         validate.count(num_examples=self.num_examples, least=self.max_terms)
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
-        step = replaced_terms.without_replacement(
-            noise_multiplier,
-            max_terms=self.max_terms,
-            batch_size=self.batch_size,
-            num_terms=self.num_examples,
-        )
+        numbers = self.max_terms, self.batch_size, self.num_examples
+        step = replaced_terms.without_replacement(noise_multiplier, *numbers)
         return dp_accounting.SelfComposedDpEvent(step, steps)

@@ -105,16 +105,10 @@ class FixedSizeGaussian(Mechanism):
         return False
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
-        num_examples, batch_size = self.num_examples, self.batch_size
-        losses = replaced_terms.without_replacement(
-            noise_multiplier, max_terms=1, batch_size=batch_size, num_terms=num_examples
-        )
-        step = FixedSizeDpEvent(
-            losses.noise_multiplier,
-            losses.probs,
-            num_examples=num_examples,
-            batch_size=batch_size,
-        )
+        n, size = self.num_examples, self.batch_size
+        losses = replaced_terms.without_replacement(noise_multiplier, 1, size, n)
+        numbers = losses.noise_multiplier, losses.probs
+        step = FixedSizeDpEvent(*numbers, num_examples=n, batch_size=size)
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:

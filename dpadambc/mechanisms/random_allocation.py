@@ -186,13 +186,10 @@ class RandomAllocationGaussian(Mechanism):
         size, longer = divmod(self.batches_per_epoch, self.participations)
         blocks: list[dp_accounting.DpEvent] = []
         counts = {size: self.participations - longer, size + 1: longer}
-        for num_steps, count in counts.items():
+        step = gaussian(noise_multiplier, relation)
+        for n, count in counts.items():
             if count:
-                block = (
-                    gaussian(noise_multiplier, relation)
-                    if num_steps == 1
-                    else RandomAllocationDpEvent(z, num_steps, relation)
-                )
+                block = step if n == 1 else RandomAllocationDpEvent(z, n, relation)
                 blocks.append(dp_accounting.SelfComposedDpEvent(block, count))
         epoch = blocks[0] if len(blocks) == 1 else dp_accounting.ComposedDpEvent(blocks)
         epochs = math.ceil(steps / self.batches_per_epoch)
@@ -200,10 +197,5 @@ class RandomAllocationGaussian(Mechanism):
 
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
         epoch_key = jax.random.fold_in(key, step // self.batches_per_epoch)
-        return allocated_batch(
-            epoch_key,
-            step % self.batches_per_epoch,
-            num_examples,
-            self.batches_per_epoch,
-            self.participations,
-        )
+        numbers = num_examples, self.batches_per_epoch, self.participations
+        return allocated_batch(epoch_key, step % self.batches_per_epoch, *numbers)

@@ -105,7 +105,7 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
 
 
 def without_replacement(
-    noise_multiplier: float, *, max_terms: int, batch_size: int, num_terms: int
+    noise_multiplier: float, max_terms: int, batch_size: int, num_terms: int
 ) -> ReplacedTermsDpEvent:
     """One step on a uniform subset of terms."""
     most = min(max_terms, batch_size)

@@ -80,13 +80,9 @@ class TruncatedPoissonGaussian(PoissonGaussian):
         return True
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
-        step = TruncatedPoissonDpEvent(
-            noise_multiplier,
-            self.sampling_prob,
-            self.truncated_batch_size,
-            self.num_examples,
-            self.neighboring_relation,
-        )
+        sampling = self.sampling_prob, self.truncated_batch_size, self.num_examples
+        relation = self.neighboring_relation
+        step = TruncatedPoissonDpEvent(noise_multiplier, *sampling, relation)
         return dp_accounting.SelfComposedDpEvent(step, steps)
 
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:

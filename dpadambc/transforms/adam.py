@@ -4,11 +4,7 @@ import jax
 import optax
 
 from dpadambc.core import validate
-from dpadambc.transforms.dtypes import (
-    check_decay,
-    check_floating_dtype,
-    with_wide_state,
-)
+from dpadambc.transforms import dtypes
 
 
 def scale_by_adam(
@@ -24,14 +20,13 @@ def scale_by_adam(
     The moments are in at least float32, and the first is stored in `mu_dtype` between
     steps. Optax would round b1 to that dtype: 0.999 in bfloat16 is 1.
     """
-    check_decay(b1=b1)
-    check_decay(b2=b2)
+    dtypes.check_decay(b1=b1)
+    dtypes.check_decay(b2=b2)
     validate.non_negative(eps=eps)
     validate.non_negative(eps_root=eps_root)
-    check_floating_dtype(mu_dtype=mu_dtype)
-    adam = with_wide_state(
-        optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov)
-    )
+    dtypes.check_floating_dtype(mu_dtype=mu_dtype)
+    adam = optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov)
+    adam = dtypes.with_wide_state(adam)
 
     def narrow(state):
         return state._replace(mu=optax.tree.cast(state.mu, mu_dtype))

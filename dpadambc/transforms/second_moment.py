@@ -161,11 +161,7 @@ class NoiseCorrection:
         return jax.tree.map(lambda _: jnp.zeros([], float), self.noise_stddev)
 
     def transformation(
-        self,
-        kind: Any,
-        b2: Number,
-        start: Callable[..., Any],
-        move: Callable[..., Any],
+        self, kind: Any, b2: Number, start: Callable[..., Any], move: Callable[..., Any]
     ) -> optax.GradientTransformation:
         """Divides what moves the parameters by the corrected root, or gives 0 for 0.
 
