@@ -16,7 +16,6 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from dpadambc.core import grid
 from dpadambc.engine import jaxprs
 
 Path = tuple[str, ...]  # of an equation: its number, and those that it is inside of
@@ -42,7 +41,7 @@ _HOST = {"pure_callback", "io_callback"}
 _TELLS_HOST = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SUMS = {"add", "add_any", "sub"}
 # The library's own addition: of noise and a sum, on the grid of a level.
-_ON_GRID = grid.add_on_grid.__name__
+_ON_GRID = "add_on_grid"
 # Noise may be added by these too, in a way that is not followed.
 _MERGES = {"concatenate", "scatter-add", "stack"} | _SUMS
 ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.REMATERIALIZED

@@ -6,10 +6,12 @@ clipped. Parameters that vary over the devices, as the examples do, have gradien
 their own.
 """
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def at_least_float32(dtype: Any) -> jnp.dtype:
@@ -25,6 +27,15 @@ def widen(x: Any) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
     return jnp.asarray(x, dtype)
+
+
+def positions(shape: tuple[int, ...]) -> jax.Array:
+    """Numbers the coordinates by a sum of iotas, which any sharding can split."""
+    number = jnp.zeros(shape, jnp.uint32)
+    for axis in range(len(shape)):
+        stride = np.uint32(math.prod(shape[axis + 1 :]) % 2**32)
+        number += stride * jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    return number
 
 
 def _varies(x: Any, axis_name: str) -> bool:

@@ -10,15 +10,18 @@ JAX's default kind has keys of 64 bits, and was not designed as a cipher.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 
+from dpadambc.core import arrays
+
 _CONSTANT = np.frombuffer(b"expand 32-byte k", np.uint32)
-_DRAW, _SPLIT, _FOLD = (np.array([use, 0, 0], np.uint32) for use in range(3))
-_FOLD_TWO = 3
+_DRAW, _SPLIT = (np.array([use, 0, 0], np.uint32) for use in range(2))
+_FOLD = 2
 _DOUBLE_ROUNDS = 10
 
 
@@ -36,7 +39,9 @@ def _quarter_rounds(a, b, c, d):
     return a, b, c, d
 
 
-def blocks(key: jax.Array, counter: jax.Array, nonce: jax.Array) -> jax.Array:
+def blocks(
+    key: jax.Array, counter: jax.Array, nonce: jax.typing.ArrayLike
+) -> jax.Array:
     """Computes a block for each counter.
 
     The state is four rows of four words. Even rounds mix its columns, and odd ones its
@@ -80,11 +85,7 @@ def draw(
         of_blocks = (-(-size // 16),)
     if math.prod(of_blocks) >= 2**32:
         raise ValueError(f"Expected at most 2**36 words of one key, got {size}.")
-    counter = jnp.zeros(of_blocks, jnp.uint32)
-    for axis in range(len(of_blocks)):  # iotas, which any sharding can split
-        stride = np.uint32(math.prod(of_blocks[axis + 1 :]))
-        counter += stride * jax.lax.broadcasted_iota(jnp.uint32, of_blocks, axis)
-    found = blocks(key, counter, nonce)
+    found = blocks(key, arrays.positions(of_blocks), nonce)
     if is_split:
         return jnp.moveaxis(found, 0, -1).reshape(shape)
     return found.reshape(-1)[:size].reshape(shape)
@@ -92,12 +93,9 @@ def draw(
 
 def _seed(seed: jax.Array) -> jax.Array:
     """Makes a key of an integer, as JAX does: all its bits, and zeros."""
-    low = jnp.asarray(seed).astype(jnp.uint32)
-    high = jnp.zeros_like(low)
-    if jnp.asarray(seed).dtype.itemsize == 8:
-        high = jax.lax.shift_right_logical(seed, jnp.asarray(32, seed.dtype))
-    words = jnp.stack([low, high.astype(jnp.uint32)])
-    return jnp.concatenate([words, jnp.zeros(6, jnp.uint32)])
+    high = jax.lax.shift_right_logical(seed, jnp.asarray(32, seed.dtype))
+    words = [x.astype(jnp.uint32) for x in (seed, high)]
+    return jnp.stack([*words, *[jnp.uint32(0)] * 6])
 
 
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -106,12 +104,12 @@ def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def folded_in(key: jax.Array, words: jax.Array) -> jax.Array:
     """Makes a key of a key and two words, in one block."""
-    nonce = jnp.stack([np.uint32(_FOLD_TWO), words[1], np.uint32(0)])
+    nonce = jnp.stack([jnp.uint32(_FOLD), words[1], jnp.uint32(0)])
     return blocks(key, words[0], nonce)[:8]
 
 
-def _fold_in(key: jax.Array, number: jax.Array) -> jax.Array:
-    return blocks(key, number.astype(jnp.uint32), _FOLD)[:8]
+def _fold_in(key: jax.Array, number: Any) -> jax.Array:
+    return folded_in(key, jnp.stack([number.astype(jnp.uint32), jnp.uint32(0)]))
 
 
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:

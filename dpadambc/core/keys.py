@@ -149,11 +149,7 @@ def _sums(words: jax.Array) -> jax.Array:
     The first adds the finalizer of MurmurHash3, after which each bit depends on all.
     The second adds a product, so that two words that change places show too.
     """
-    place = jnp.zeros(words.shape, jnp.uint32)
-    for axis in range(words.ndim):  # a sum of iotas, which any sharding can split
-        stride = np.uint32(math.prod(words.shape[axis + 1 :]) % 2**32)
-        place += stride * jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-    place = place * _GOLDEN + _GOLDEN
+    place = arrays.positions(words.shape) * _GOLDEN + _GOLDEN
     mixed = words ^ place
     mixed = (mixed ^ mixed >> 16) * _FIRST
     mixed = (mixed ^ mixed >> 13) * _SECOND

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpadambc.core import keys, threefry
+from dpadambc.core import arrays, keys, threefry
 
 # One draw has as many numbers as this, or as the largest array, or an eighth of all.
 _TOGETHER = 2**22
@@ -91,9 +91,9 @@ def of_words(words: Sequence[jax.Array]) -> jax.Array:
 def _words(key: jax.Array, shape: tuple[int, ...]) -> Sequence[jax.Array]:
     """Draws four words for each coordinate."""
     if _is_written_out(key, shape):
-        data, low = jax.random.key_data(key), positions(shape)
+        data, low = jax.random.key_data(key), arrays.positions(shape)
         return *threefry.block(data, 0, low), *threefry.block(data, 1, low)
-    return jax.random.bits(key, (4, *shape), jnp.uint32)
+    return [*jax.random.bits(key, (4, *shape), jnp.uint32)]
 
 
 def _is_written_out(key: jax.Array, shape: tuple[int, ...]) -> bool:
@@ -116,15 +116,6 @@ def _called(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax
     return found.reshape(-1)[:size].reshape(shape)
 
 
-def positions(shape: tuple[int, ...]) -> jax.Array:
-    """Numbers the coordinates by a sum of iotas, which any sharding can split."""
-    number = jnp.zeros(shape, jnp.uint32)
-    for axis in range(len(shape)):
-        along = jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-        number += along * np.uint32(math.prod(shape[axis + 1 :]) % 2**32)
-    return number
-
-
 def _once(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax.Array:
     """Calls a function of normal numbers, once: XLA would repeat it in each use.
 
@@ -140,7 +131,7 @@ def _once(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax.A
 
 def _alone(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax.Array:
     """Calls it for one array, of which each device along Explicit axes has its part."""
-    call = functools.partial(_once, fun)
+    call: Any = functools.partial(_once, fun)
     sharding = jax.typeof(args[0]).sharding
     if axes := sharding.mesh.explicit_axes:
         call = jax.sharding.auto_axes(call, axes=axes, out_sharding=sharding)

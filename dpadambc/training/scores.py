@@ -167,7 +167,7 @@ class NoisyScore(Score):
         total, words = math.fsum(clipped), rng.integers(2**32, size=2, dtype=np.uint32)
         with jax.enable_x64(True):
             total, z = jnp.float64(total), jnp.float64(self.noise_multiplier)
-            key = jax.random.wrap_key_data(words, impl="threefry2x32")
+            key = jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
             noised = noise.noised(noise.key_of_step(key, total, z), total, z)
         return float(noised) / float(self.normalize_by)
 
