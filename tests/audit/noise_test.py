@@ -11,7 +11,7 @@ import scipy.stats
 
 import dpadambc
 from dpadambc import audit
-from dpadambc.audit import statistics
+from dpadambc.audit import draws, noise_tests, statistics
 from tests import common
 
 PARAMS = {"w": jnp.zeros((100, 10)), "b": jnp.zeros(10)}
@@ -237,3 +237,35 @@ def test_a_correction_without_any_noise_fails_and_ends():
     make = lambda key: optax.chain(clip, opened, dpadambc.adam_bc(0.1, 0.5))
     mechanism = common.poisson_gaussian(normalize_by=64)
     assert audit.correction(make, jnp.zeros(10), mechanism).passed is False
+
+
+def bits_of(values, summed=0.0, step=None):
+    """The finding on the bits of noise that is drawn at one place, over one step."""
+    totals = values + summed
+    if step is not None:
+        totals = np.round(totals / step) * step
+    rows = lambda x: np.asarray(x, float).reshape(-1, 1, 1_000)
+    drawn = draws.Drawn(
+        values=rows(values),
+        happened=np.ones((len(values) // 1_000, 1), bool),
+        num_devices=1,
+        start=[],
+        totals=rows(totals),
+    )
+    return noise_tests._bits({(): drawn})
+
+
+def test_random_bits_are_counted_and_float32_noise_has_too_few():
+    rng, size = np.random.default_rng(0), 1_000_000
+    wide = rng.normal(size=size)
+    of_jax = np.asarray(jax.random.normal(jax.random.key(0), (size,)), float)
+    assert not bits_of(of_jax, 0.3).passed
+    assert "has 23 random bits" in bits_of(of_jax).sentence
+    assert not bits_of(np.float32(wide)).passed
+    # With few bits a grid is not enough.
+    assert not bits_of(of_jax, 0.3, step=2.0**-8).passed
+    right = bits_of(wide, 0.3, step=2.0**-8)
+    assert right.passed and "a grid of 1/256 of the level" in right.sentence
+    # Near misses: noise in float64 by hand, and too few draws to count bits.
+    assert bits_of(wide, 0.3).passed and "on no grid" in bits_of(wide, 0.3).sentence
+    assert bits_of(wide[:2_000]).passed and bits_of(of_jax[:2_000]).passed
