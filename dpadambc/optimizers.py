@@ -384,7 +384,7 @@ def dp_adam(
       >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
       >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
       >>> print(updates.round(1))
-      [-1.  1.]
+      [-1. -1.]
 
     References:
       Li et al., `Large Language Models Can Be Strong Differentially Private Learners
@@ -502,7 +502,7 @@ def dp_adamw(
       >>> gradients = dpadambc.per_example_grad(lambda w, x: w @ x)(params, x)
       >>> updates, _ = optimizer.update(gradients, optimizer.init(params), params)
       >>> print(updates.round(1))
-      [-1.5  0.5]
+      [-1.5 -1.5]
 
     References:
       `DP-AdamW <https://arxiv.org/abs/2511.07843>`_, 2025, Algorithm 1

@@ -313,7 +313,7 @@ def explain(
       >>> import dpadambc
       >>> def loss_fn(params, x):
       ...     return jnp.sum(jnp.tanh(x @ params["w"] + params["b"]))
-      >>> params = {"w": jnp.ones((784, 1024)), "b": jnp.ones(1024)}
+      >>> params = {"w": jnp.zeros((784, 1024)), "b": jnp.zeros(1024)}
       >>> found = dpadambc.explain(loss_fn, params, jnp.ones(784), batch_size=256)
       >>> print(found)  # doctest: +ELLIPSIS
       batch of 256

@@ -48,7 +48,7 @@ but with probability :math:`\delta_0 = \delta_1 + 4 \cdot 10^{-28} n`, and so is
 :math:`P / \tilde P`. With ideal outputs between computed ones of both data sets,
 :math:`(\varepsilon, \delta)` becomes :math:`(\varepsilon + 2 a, e^a \delta +
 (1 + e^{a + \varepsilon}) \delta_0)`. For :math:`n = 10^{12}` and :math:`\delta_1 =
-10^{-20}` that is a = 2.2e-4 and :math:`\delta_0` = 4e-16: epsilon 3 is 3.0004.
+10^{-20}` that is a = 2.1e-4 and :math:`\delta_0` = 4e-16: epsilon 3 is 3.0004.
 
 *Not covered.* The sum: one example may move a float32 sum by some 2e-7 C more than C.
 The generator: its words are taken for random. Noise that steps share (`contrib`): its
@@ -80,7 +80,7 @@ def cost_of_bits(num_numbers: float) -> tuple[float, float]:
       >>> from dpadambc import accounting
       >>> a, delta_0 = accounting.cost_of_bits(1e12)  # 1e8 parameters, 1e4 steps
       >>> print(f"{a:.1e} {delta_0:.1e}")
-      2.2e-04 4.1e-16
+      2.1e-04 4.0e-16
     """
     validate.non_negative(num_numbers=num_numbers)
     delta_1, mean_square, largest = 1e-20, 5e-22, 4e-9

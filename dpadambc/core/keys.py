@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dpadambc.core import arrays, chacha, threefry
+from dpadambc.core import arrays, chacha
 
 _DEFAULT = "threefry2x32"
 # Under `jax.vmap`, JAX draws from the first of several keys of these kinds.
@@ -49,7 +50,9 @@ def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
     """
     words = jnp.asarray(words, jnp.uint32)
     if jax.random.key_impl(key) == _DEFAULT:
-        data = jnp.stack(threefry.block(jax.random.key_data(key), *words))
+        data = jax.extend.random.threefry_2x32(jax.random.key_data(key), words)
+        # In JAX 0.10 the result does not say that it varies as its operands do.
+        data = arrays.make_varying(data, arrays.varying_axes((key, words)))
         return jax.random.wrap_key_data(data, impl=_DEFAULT)
     if jax.random.key_impl(key) == chacha.KIND:
         data = chacha.folded_in(jax.random.key_data(key), words)

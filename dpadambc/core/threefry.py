@@ -15,8 +15,7 @@ def block(
     """Computes two random words for each counter (high, low), under a key of two words.
 
     JAX compiles the rounds to a loop on a CPU, where each takes its words from memory
-    and puts them back. Written out, they stay in registers: a seventh of the time. And
-    in `jax.shard_map`, what JAX's own returns does not vary where its key does.
+    and puts them back. Written out, they stay in registers: a seventh of the time.
 
     `Salmon et al. 2011 <https://doi.org/10.1145/2063384.2063405>`_
     """
