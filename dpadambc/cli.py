@@ -32,18 +32,15 @@ Poisson sampling is the default: each example takes part in each step independen
 Epochs over shuffled data spend more: see --mechanism shuffled.
 """
 
-# Each word of --mechanism: the class, and the assumption that its epsilon rests on.
-_MECHANISMS: dict[str, tuple[Any, str]] = {
-    word: (kind, ASSUMPTIONS[class_name(kind)])
-    for word, kind in (
-        ("poisson", dpadambc.PoissonGaussian),
-        ("truncated-poisson", dpadambc.TruncatedPoissonGaussian),
-        ("fixed-size", dpadambc.FixedSizeGaussian),
-        ("shuffled", dpadambc.ShuffledGaussian),
-        ("random-allocation", dpadambc.RandomAllocationGaussian),
-        ("graph-poisson", graphs.NodePoissonGaussian),
-        ("graph-fixed-size", graphs.NodeFixedSizeGaussian),
-    )
+# The words of --mechanism.
+_MECHANISMS: dict[str, Any] = {
+    "poisson": dpadambc.PoissonGaussian,
+    "truncated-poisson": dpadambc.TruncatedPoissonGaussian,
+    "fixed-size": dpadambc.FixedSizeGaussian,
+    "shuffled": dpadambc.ShuffledGaussian,
+    "random-allocation": dpadambc.RandomAllocationGaussian,
+    "graph-poisson": graphs.NodePoissonGaussian,
+    "graph-fixed-size": graphs.NodeFixedSizeGaussian,
 }
 
 
@@ -149,7 +146,7 @@ def _check_fields(args: argparse.Namespace, fields: Sequence[Any]) -> None:
 
 def _mechanism(args: argparse.Namespace) -> Any:
     """The mechanism that the options describe, calibrated if they ask for that."""
-    cls = _MECHANISMS[args.mechanism][0]
+    cls = _MECHANISMS[args.mechanism]
     _check_fields(args, dataclasses.fields(cls))
     numbers = {name: getattr(args, name) for name in _FIELDS}
     numbers["l2_clip_norm"] = args.clip_norm
@@ -195,7 +192,7 @@ def _spent(args: argparse.Namespace) -> dict[str, Any]:
         **{name: getattr(mechanism, name) for name in _FIELDS if name in names},
         "l2_clip_norm": mechanism.l2_clip_norm,
         "noise_stddev": mechanism.noise_stddev,
-        "assumed": _MECHANISMS[args.mechanism][1] + _unit(mechanism),
+        "assumed": ASSUMPTIONS[class_name(type(mechanism))] + _unit(mechanism),
     }
 
 
@@ -239,17 +236,14 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
         neighboring_relation=relation,
         accountant=_ACCOUNTANTS[args.accountant],
     )
-    read = lambda run, path: operator.attrgetter(path)(run)
+    values = operator.attrgetter(*(path for _, _, path in _COLUMNS.values()))
     return {
         "delta": args.delta,
         "num_examples": args.num_examples,
         "neighboring_relation": relation.name,
         "accountant": planned[0].accountant.name,
         "sampling": "poisson",
-        "rows": [
-            {name: read(run, path) for name, (_, _, path) in _COLUMNS.items()}
-            for run in planned
-        ],
+        "rows": [dict(zip(_COLUMNS, values(run), strict=True)) for run in planned],
     }
 
 
@@ -264,7 +258,8 @@ def _plan_as_text(numbers: dict[str, Any]) -> str:
         *aligned(table, num_left=0),
         "noise stddev: in the mean gradient, in units of the clip norm.",
     ]
-    return "\n".join([*lines, *textwrap.wrap(_MECHANISMS["poisson"][1], 80)])
+    assumed = ASSUMPTIONS[class_name(dpadambc.PoissonGaussian)]
+    return "\n".join([*lines, *textwrap.wrap(assumed, 80)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
