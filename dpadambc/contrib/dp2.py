@@ -47,13 +47,11 @@ class DelayedPreconditionerState(NamedTuple):
 
 def _check_interval(**named: Any) -> None:
     """A whole number, which `optax.inject_hyperparams` gives as an array."""
-    ((name, value),) = named.items()
-    if not isinstance(value, jax.Array):
-        validate.count(least=1, **named)
-    elif not jnp.issubdtype(value.dtype, jnp.integer):
-        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
-    else:
+    ((_, value),) = named.items()
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.integer):
         validate.positive(**named)
+    else:
+        validate.count(least=1, **named)
 
 
 def is_preconditioned(

@@ -157,9 +157,8 @@ def scale_then_privatize(
         squares = jax.tree.map(lambda g: average_of(jnp.square(g)), private)
         nu = jax.tree.map(lambda v, s: decay * v + (1 - decay) * s, state.nu, squares)
         count = jnp.asarray(optax.safe_increment(state.count))
-        state = ScaleThenPrivatizeState(
-            count, optax.tree.cast_like(nu, state.nu), inner_state
-        )
+        nu = optax.tree.cast_like(nu, state.nu)
+        state = ScaleThenPrivatizeState(count, nu, inner_state)
         return private if scales_back else divided, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -116,9 +116,8 @@ def _values(found: Estimates) -> dict[str, jax.Array]:
     mu_hat = optax.tree.bias_correction(wide(found.mu), found.b1, found.count)
     nu_hat = optax.tree.bias_correction(wide(found.nu), found.b2, found.count)
     subtracted = found.correction * found.noise_variance
-    corrected = second_moment.corrected_second_moment(
-        nu_hat, subtracted, found.variance_floor
-    )
+    less = subtracted, found.variance_floor
+    corrected = second_moment.corrected_second_moment(nu_hat, *less)
     # Zero for a coordinate that never moved.
     inverse = lambda x: jnp.where(x > 0, 1 / x, 0)
     corrected_step_size = inverse(jnp.sqrt(corrected))
