@@ -112,8 +112,7 @@ class GradientCanaries:
         def add(updates, state, params=None):
             return updates, optax.tree.add(state, updates)
 
-        zeros = lambda params: optax.tree.zeros_like(params)
-        of_sum = optax.GradientTransformation(zeros, add)
+        of_sum = optax.GradientTransformation(optax.tree.zeros_like, add)
         return optax.chain(of_sum, optimizer)
 
     def scores(self, opt_state: Any) -> np.ndarray:

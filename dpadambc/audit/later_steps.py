@@ -136,15 +136,9 @@ def _growth(
     mechanism: Mechanism, noise: Noise, moved: list[Response], iterations: int
 ) -> Finding:
     """Whether an example moves the sum further in later steps."""
-    squares = [
-        sum(
-            float(move[path] @ move[path]) / drawn.stddev_at_first**2
-            for path, drawn in noise.items()
-            if drawn.stddev_at_first and move[path].size
-        )
-        for move in moved
-    ]
-    furthest = math.sqrt(max(squares, default=0.0)) * multiplier(mechanism, 0)
+    levels = {path: x.stddev_at_first for path, x in noise.items() if x.stddev_at_first}
+    norms = [[np.linalg.norm(move[p]) / x for p, x in levels.items()] for move in moved]
+    furthest = max(map(np.linalg.norm, norms), default=0.0) * multiplier(mechanism, 0)
     sentence = (
         f"Within {iterations} steps an example moves the sum by {furthest:.4g} of the"
         " claimed sensitivity, if the noise is that of the first steps."

@@ -47,9 +47,8 @@ def has_numbers(batch: Batch) -> bool:
 
 def on_numbers(fun: Callable[[Any], Any], row: Any) -> Any:
     """A row with a function applied to its real numbers; labels and ids stay."""
-    return jax.tree.map(
-        lambda x: jnp.asarray(fun(x)).astype(x.dtype) if is_real(x) else x, row
-    )
+    change = lambda x: jnp.asarray(fun(x)).astype(x.dtype) if is_real(x) else x
+    return jax.tree.map(change, row)
 
 
 def wave(shape: tuple[int, ...], step: jax.Array) -> jax.Array:

@@ -84,10 +84,9 @@ class Pipeline:
     @property
     def takes_mask(self) -> bool:
         """Whether the step takes a padding mask."""
-        found = inspect.signature(self.step).parameters.values()
-        kinds = {parameter.kind for parameter in found}
-        names = {parameter.name for parameter in found}
-        return "is_padding_example" in names or inspect.Parameter.VAR_KEYWORD in kinds
+        found = inspect.signature(self.step).parameters
+        kinds = {parameter.kind for parameter in found.values()}
+        return "is_padding_example" in found or inspect.Parameter.VAR_KEYWORD in kinds
 
     @classmethod
     def of_fit(
