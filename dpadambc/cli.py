@@ -113,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         for name, (kind, text) in _FIELDS.items():
             add(_option(name), type=kind, help=text)
         add("--clip-norm", type=float, default=1.0, help="default: 1")
+        command.set_defaults(report=_spent, as_text=_spent_as_text)
+    plan.set_defaults(report=_plan, as_text=_plan_as_text)
     relations = [relation.name.lower() for relation in NeighboringRelation]
     differ = "how neighboring data sets differ (default: that of the mechanism)"
     tightest = "default: the tightest that knows the sampling"
@@ -156,12 +158,8 @@ def _mechanism(args: argparse.Namespace) -> Any:
         numbers["neighboring_relation"] = NeighboringRelation[args.relation.upper()]
     if args.command == "epsilon":
         return cls.of_epochs(**numbers)
-    return cls.calibrate(
-        target_epsilon=args.epsilon,
-        target_delta=args.delta,
-        accountant=_ACCOUNTANTS[args.accountant],
-        **numbers,
-    )
+    numbers |= dict(target_epsilon=args.epsilon, target_delta=args.delta)
+    return cls.calibrate(accountant=_ACCOUNTANTS[args.accountant], **numbers)
 
 
 def _unit(mechanism: Any) -> str:
@@ -180,11 +178,10 @@ def _spent(args: argparse.Namespace) -> dict[str, Any]:
     """The report of `epsilon` and `calibrate`."""
     mechanism = _mechanism(args)
     accountant = _ACCOUNTANTS[args.accountant] or mechanism.accountants[0]
+    how = dict(accountant=accountant, num_examples=args.num_examples)
     names = {field.name for field in dataclasses.fields(mechanism)}
     return {
-        "epsilon": mechanism.epsilon(
-            args.delta, accountant=accountant, num_examples=args.num_examples
-        ),
+        "epsilon": mechanism.epsilon(args.delta, **how),
         "delta": args.delta,
         "neighboring_relation": mechanism.neighboring_relation.name,
         "accountant": accountant.name,
@@ -202,11 +199,9 @@ _STATED = "epsilon", "delta", "neighboring_relation", "accountant", "assumed"
 
 def _spent_as_text(numbers: dict[str, Any]) -> str:
     rows = dict(numbers)
-    first = (
-        "epsilon = {epsilon:.4f} at delta = {delta:g} ({neighboring_relation},"
-        f" {rows['accountant'].upper()})"
-    ).format(**rows)
-    *_, assumed = (rows.pop(name) for name in _STATED)
+    epsilon, delta, relation, accountant, assumed = (rows.pop(x) for x in _STATED)
+    stated_by = f"({relation}, {accountant.upper()})"
+    first = f"epsilon = {epsilon:.4f} at delta = {delta:g} {stated_by}"
     width = max(map(len, rows)) + 1
     lines = [f"  {name.replace('_', ' '):<{width}} {x}" for name, x in rows.items()]
     return "\n".join([first, *lines, *textwrap.wrap(assumed, 80)])
@@ -288,13 +283,10 @@ def main(argv: Sequence[str] | None = None) -> int:
       probability. Batches of shuffled data are not drawn so.
     """
     args = _parser().parse_args(argv)
-    report, as_text = (
-        (_plan, _plan_as_text) if args.command == "plan" else (_spent, _spent_as_text)
-    )
     try:
-        numbers = report(args)
+        numbers = args.report(args)
     except (TypeError, ValueError) as error:
         print(f"dpadambc: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(finite(numbers), indent=2) if args.json else as_text(numbers))
+    print(json.dumps(finite(numbers), indent=2) if args.json else args.as_text(numbers))
     return 0
