@@ -196,7 +196,6 @@ def tuned_epsilon_of_event(
       neighboring_relation: the difference of two neighboring data sets.
     """
     check_trials(trials)
-    check_delta(target_delta)
 
     def composed(number: int) -> float:
         whole, relation = SelfComposedDpEvent(event, number), neighboring_relation

@@ -223,7 +223,6 @@ class RandomAllocationDpEvent(ReadableDpEvent):
         grid = np.exp(np.arange(first, last + 1) * interval)
         masses = _split(self._ratios.values[1:], self._ratios.masses[1:], grid)
         pmf = functools.partial(DensePLDPmf, interval, pessimistic_estimate=True)
-        return pld.PrivacyLossDistribution(
-            pmf(first, masses * grid, infinity_mass=excess),
-            pmf(-last, masses[::-1], infinity_mass=zero),
-        )
+        removal = pmf(first, masses * grid, infinity_mass=excess)
+        addition = pmf(-last, masses[::-1], infinity_mass=zero)
+        return pld.PrivacyLossDistribution(removal, addition)
