@@ -100,10 +100,8 @@ def _sides(grad: Gradient) -> tuple[_Side, _Side] | None:
     order, first = grad.permutation, grad.num_stacked
     *others, last = (order.index(i) for i in range(len(order)))
     shared, own = tuple(others[:first]), tuple(others[first:])
-    return (
-        _Side(grad.patches(x, start, grad.window.taps), shared, own),
-        _Side(grad.grouped(grad.g), shared, (last,)),
-    )
+    a = _Side(grad.patches(x, start, grad.window.taps), shared, own)
+    return a, _Side(grad.grouped(grad.g), shared, (last,))
 
 
 def _second_moment(side: _Side, max_size: int, scale: float) -> tuple[_Factor, ...]:
@@ -258,10 +256,6 @@ def _with_gradient_times(x: jax.Array, factors: tuple[_Factor, ...]) -> jax.Arra
     return x
 
 
-def _forward(x, factors):
-    return x, factors
-
-
 def _backward(factors, gradient):
     wide = widen(gradient)
     for factor in factors:
@@ -269,7 +263,7 @@ def _backward(factors, gradient):
     return wide.astype(gradient.dtype), jax.tree.map(jnp.zeros_like, factors)
 
 
-_with_gradient_times.defvjp(_forward, _backward)
+_with_gradient_times.defvjp(lambda x, factors: (x, factors), _backward)
 
 
 def preconditioned(

@@ -25,8 +25,7 @@ def scale_by_adam(
     adam = optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov)
     adam = dtypes.with_wide_state(adam)
 
-    def narrow(state):
-        return state._replace(mu=optax.tree.cast(state.mu, mu_dtype))
+    narrow = lambda state: state._replace(mu=optax.tree.cast(state.mu, mu_dtype))
 
     def init_fn(params):
         return narrow(adam.init(params))
