@@ -112,7 +112,8 @@ class GradientCanaries:
         def add(updates, state, params=None):
             return updates, optax.tree.add(state, updates)
 
-        of_sum = optax.GradientTransformation(optax.tree.zeros_like, add)
+        zeros = lambda params: optax.tree.zeros_like(params)
+        of_sum = optax.GradientTransformation(zeros, add)
         return optax.chain(of_sum, optimizer)
 
     def scores(self, opt_state: Any) -> np.ndarray:

@@ -155,9 +155,8 @@ def ascend(
         gradient = lambda numbers: draw()
     for step in range(steps):
         direction = gradient(numbers)
-        length = float(jnp.linalg.norm(direction))
-        if not np.isfinite(length) or length == 0:
+        if not 0 < float(jnp.linalg.norm(direction)) < np.inf:
             direction = draw()
-            length = float(jnp.linalg.norm(direction))
+        length = float(jnp.linalg.norm(direction))
         numbers = numbers + scale * 0.5 * 1.3**step / length * direction
         yield Candidate("found by search", whole(numbers))

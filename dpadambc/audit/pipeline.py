@@ -125,12 +125,10 @@ class Pipeline:
         def step(state, *batch, is_padding_example=None):
             return own(state, batch, _mask(batch, is_padding_example), frozen)[0]
 
-        def chain(key):
-            return optax.chain(privatize(mechanism, key=key), optimizer)
-
         def loader(seed):
             return mechanism.batches(jax.random.key(seed), num_examples=num_examples)
 
+        chain = lambda key: optax.chain(privatize(mechanism, key=key), optimizer)
         data = leaves.with_dictionaries(data)
         num_examples = data_.num_examples(data)
         trained, rest = modules.split(params, wrt)
@@ -178,8 +176,7 @@ class Pipeline:
         params, rest = modules.split(params)
         grad_fn = per_example_grad(_of_trained(loss_fn, rest))
 
-        def init(key):
-            return key, params, make_optimizer(key).init(params)
+        init = lambda key: (key, params, make_optimizer(key).init(params))
 
         def step(state, *batch, is_padding_example=None):
             key, params, opt_state = state

@@ -284,9 +284,8 @@ def state_finding(step: WholeStep) -> Finding:
     total = f"{len(followed.labels)} arrays"
     sentence = f"All {total} that are kept have noise, or nothing of the data."
     if bare:
-        sentence = (
-            f"{bare[0]} is made of the data without noise ({len(bare)} of {total})."
-        )
+        share = f"{len(bare)} of {total}"
+        sentence = f"{bare[0]} is made of the data without noise ({share})."
     fails_if = "fails if an array that the step returns is made of examples alone"
     of_arrays = within("state", len(bare), 0, sentence, fails_if)
     if bare:
