@@ -32,18 +32,15 @@ Poisson sampling is the default: each example takes part in each step independen
 Epochs over shuffled data spend more: see --mechanism shuffled.
 """
 
-# Each word of --mechanism: the class, and the assumption that its epsilon rests on.
-_MECHANISMS: dict[str, tuple[Any, str]] = {
-    word: (kind, ASSUMPTIONS[class_name(kind)])
-    for word, kind in (
-        ("poisson", dpadambc.PoissonGaussian),
-        ("truncated-poisson", dpadambc.TruncatedPoissonGaussian),
-        ("fixed-size", dpadambc.FixedSizeGaussian),
-        ("shuffled", dpadambc.ShuffledGaussian),
-        ("random-allocation", dpadambc.RandomAllocationGaussian),
-        ("graph-poisson", graphs.NodePoissonGaussian),
-        ("graph-fixed-size", graphs.NodeFixedSizeGaussian),
-    )
+# The words of --mechanism.
+_MECHANISMS: dict[str, Any] = {
+    "poisson": dpadambc.PoissonGaussian,
+    "truncated-poisson": dpadambc.TruncatedPoissonGaussian,
+    "fixed-size": dpadambc.FixedSizeGaussian,
+    "shuffled": dpadambc.ShuffledGaussian,
+    "random-allocation": dpadambc.RandomAllocationGaussian,
+    "graph-poisson": graphs.NodePoissonGaussian,
+    "graph-fixed-size": graphs.NodeFixedSizeGaussian,
 }
 
 
@@ -116,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         for name, (kind, text) in _FIELDS.items():
             add(_option(name), type=kind, help=text)
         add("--clip-norm", type=float, default=1.0, help="default: 1")
+        command.set_defaults(report=_spent, as_text=_spent_as_text)
+    plan.set_defaults(report=_plan, as_text=_plan_as_text)
     relations = [relation.name.lower() for relation in NeighboringRelation]
     differ = "how neighboring data sets differ (default: that of the mechanism)"
     tightest = "default: the tightest that knows the sampling"
@@ -149,7 +148,7 @@ def _check_fields(args: argparse.Namespace, fields: Sequence[Any]) -> None:
 
 def _mechanism(args: argparse.Namespace) -> Any:
     """The mechanism that the options describe, calibrated if they ask for that."""
-    cls = _MECHANISMS[args.mechanism][0]
+    cls = _MECHANISMS[args.mechanism]
     _check_fields(args, dataclasses.fields(cls))
     numbers = {name: getattr(args, name) for name in _FIELDS}
     numbers["l2_clip_norm"] = args.clip_norm
@@ -159,12 +158,8 @@ def _mechanism(args: argparse.Namespace) -> Any:
         numbers["neighboring_relation"] = NeighboringRelation[args.relation.upper()]
     if args.command == "epsilon":
         return cls.of_epochs(**numbers)
-    return cls.calibrate(
-        target_epsilon=args.epsilon,
-        target_delta=args.delta,
-        accountant=_ACCOUNTANTS[args.accountant],
-        **numbers,
-    )
+    numbers |= dict(target_epsilon=args.epsilon, target_delta=args.delta)
+    return cls.calibrate(accountant=_ACCOUNTANTS[args.accountant], **numbers)
 
 
 def _unit(mechanism: Any) -> str:
@@ -183,11 +178,10 @@ def _spent(args: argparse.Namespace) -> dict[str, Any]:
     """The report of `epsilon` and `calibrate`."""
     mechanism = _mechanism(args)
     accountant = _ACCOUNTANTS[args.accountant] or mechanism.accountants[0]
+    how = dict(accountant=accountant, num_examples=args.num_examples)
     names = {field.name for field in dataclasses.fields(mechanism)}
     return {
-        "epsilon": mechanism.epsilon(
-            args.delta, accountant=accountant, num_examples=args.num_examples
-        ),
+        "epsilon": mechanism.epsilon(args.delta, **how),
         "delta": args.delta,
         "neighboring_relation": mechanism.neighboring_relation.name,
         "accountant": accountant.name,
@@ -195,7 +189,7 @@ def _spent(args: argparse.Namespace) -> dict[str, Any]:
         **{name: getattr(mechanism, name) for name in _FIELDS if name in names},
         "l2_clip_norm": mechanism.l2_clip_norm,
         "noise_stddev": mechanism.noise_stddev,
-        "assumed": _MECHANISMS[args.mechanism][1] + _unit(mechanism),
+        "assumed": ASSUMPTIONS[class_name(type(mechanism))] + _unit(mechanism),
     }
 
 
@@ -205,11 +199,9 @@ _STATED = "epsilon", "delta", "neighboring_relation", "accountant", "assumed"
 
 def _spent_as_text(numbers: dict[str, Any]) -> str:
     rows = dict(numbers)
-    first = (
-        "epsilon = {epsilon:.4f} at delta = {delta:g} ({neighboring_relation},"
-        f" {rows['accountant'].upper()})"
-    ).format(**rows)
-    *_, assumed = (rows.pop(name) for name in _STATED)
+    epsilon, delta, relation, accountant, assumed = (rows.pop(x) for x in _STATED)
+    stated_by = f"({relation}, {accountant.upper()})"
+    first = f"epsilon = {epsilon:.4f} at delta = {delta:g} {stated_by}"
     width = max(map(len, rows)) + 1
     lines = [f"  {name.replace('_', ' '):<{width}} {x}" for name, x in rows.items()]
     return "\n".join([first, *lines, *textwrap.wrap(assumed, 80)])
@@ -239,17 +231,14 @@ def _plan(args: argparse.Namespace) -> dict[str, Any]:
         neighboring_relation=relation,
         accountant=_ACCOUNTANTS[args.accountant],
     )
-    read = lambda run, path: operator.attrgetter(path)(run)
+    values = operator.attrgetter(*(path for _, _, path in _COLUMNS.values()))
     return {
         "delta": args.delta,
         "num_examples": args.num_examples,
         "neighboring_relation": relation.name,
         "accountant": planned[0].accountant.name,
         "sampling": "poisson",
-        "rows": [
-            {name: read(run, path) for name, (_, _, path) in _COLUMNS.items()}
-            for run in planned
-        ],
+        "rows": [dict(zip(_COLUMNS, values(run), strict=True)) for run in planned],
     }
 
 
@@ -264,7 +253,8 @@ def _plan_as_text(numbers: dict[str, Any]) -> str:
         *aligned(table, num_left=0),
         "noise stddev: in the mean gradient, in units of the clip norm.",
     ]
-    return "\n".join([*lines, *textwrap.wrap(_MECHANISMS["poisson"][1], 80)])
+    assumed = ASSUMPTIONS[class_name(dpadambc.PoissonGaussian)]
+    return "\n".join([*lines, *textwrap.wrap(assumed, 80)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -293,13 +283,10 @@ def main(argv: Sequence[str] | None = None) -> int:
       probability. Batches of shuffled data are not drawn so.
     """
     args = _parser().parse_args(argv)
-    report, as_text = (
-        (_plan, _plan_as_text) if args.command == "plan" else (_spent, _spent_as_text)
-    )
     try:
-        numbers = report(args)
+        numbers = args.report(args)
     except (TypeError, ValueError) as error:
         print(f"dpadambc: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(finite(numbers), indent=2) if args.json else as_text(numbers))
+    print(json.dumps(finite(numbers), indent=2) if args.json else args.as_text(numbers))
     return 0

@@ -331,11 +331,9 @@ def dp_sgd(
     if momentum is not None:
         dtypes.check_decay(momentum=momentum)
     dtypes.check_learning_rate(learning_rate)
-    return optax.chain(
-        privatize(mechanism, key=key),
-        dtypes.with_wide_state(optax.sgd(learning_rate, momentum, nesterov)),
-        dtypes.cast_to_params(),
-    )
+    private = privatize(mechanism, key=key)
+    sgd = dtypes.with_wide_state(optax.sgd(learning_rate, momentum, nesterov))
+    return optax.chain(private, sgd, dtypes.cast_to_params())
 
 
 def dp_adam(
@@ -447,8 +445,8 @@ def dp_adam_bc(
     """
     private = privatize(mechanism, key=key)
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
-    optimizer = dtypes.descent(learning_rate, _scale_by_adam_bc(mechanism, *adam))
-    return optax.chain(private, optimizer)
+    adam_bc = _scale_by_adam_bc(mechanism, *adam)
+    return optax.chain(private, dtypes.descent(learning_rate, adam_bc))
 
 
 def dp_adamw(
@@ -571,7 +569,5 @@ def dp_adamw_bc(
     private = privatize(mechanism, key=key)
     adam = b1, b2, variance_floor, correction, nesterov, mu_dtype
     decay = add_decoupled_weight_decay(weight_decay, mask=mask)
-    optimizer = dtypes.descent(
-        learning_rate, _scale_by_adam_bc(mechanism, *adam), decay
-    )
-    return optax.chain(private, optimizer)
+    stages = _scale_by_adam_bc(mechanism, *adam), decay
+    return optax.chain(private, dtypes.descent(learning_rate, *stages))

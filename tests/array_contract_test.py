@@ -285,6 +285,7 @@ ON_THE_HOST = {
     "training.group_by_user": "reads ids, and the shapes have their number",
     "training.load_release": "reads a file",
     "training.PublicScore.compose": "returns an event",
+    "training.SearchResult.params": "returns what a search found",
     "training.secret_key": "draws from the operating system",
 }
 # The methods of these classes have tests like those of this table in `tests/contrib`.

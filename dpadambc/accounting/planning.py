@@ -93,9 +93,8 @@ def plan(
       220 2.99 0.00036
     """
     rows = []
-    for passes, epsilon, batch_size in itertools.product(
-        _each(epochs), _each(target_epsilons), _each(batch_sizes)
-    ):
+    each = map(_each, (epochs, target_epsilons, batch_sizes))
+    for passes, epsilon, batch_size in itertools.product(*each):
         numbers: dict[str, Any] = dict(
             target_epsilon=epsilon,
             target_delta=target_delta,

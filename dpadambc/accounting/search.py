@@ -203,7 +203,6 @@ def tuned_epsilon_of_event(
     event: DpEvent,
     accountants: Sequence[Accountant],
     trials: Trials,
-    *,
     target_delta: float,
     neighboring_relation: NeighboringRelation,
 ) -> TunedEpsilon:
@@ -217,7 +216,6 @@ def tuned_epsilon_of_event(
       neighboring_relation: the difference of two neighboring data sets.
     """
     check_trials(trials)
-    check_delta(target_delta)
 
     def composed(number: int) -> float:
         whole, relation = SelfComposedDpEvent(event, number), neighboring_relation
@@ -287,13 +285,8 @@ def tuned_epsilon(
     check_mechanism(mechanism)
     check_delta(target_delta, mechanism.known_size)
     accountants = (accountant,) if accountant else mechanism.accountants
-    return tuned_epsilon_of_event(
-        mechanism.dp_event(iterations),
-        accountants,
-        trials,
-        target_delta=target_delta,
-        neighboring_relation=mechanism.neighboring_relation,
-    )
+    event, relation = mechanism.dp_event(iterations), mechanism.neighboring_relation
+    return tuned_epsilon_of_event(event, accountants, trials, target_delta, relation)
 
 
 def calibrate_search(
@@ -333,21 +326,17 @@ def calibrate_search(
       2.0 1.3
     """
     validate.positive(target_epsilon=target_epsilon)
+    how: dict[str, Any] = dict(target_delta=target_delta, accountant=accountant)
 
     @functools.cache
     def mechanism(log_epsilon: float) -> MechanismT:
         return kind.calibrate(
-            target_epsilon=math.exp(log_epsilon),
-            target_delta=target_delta,
-            accountant=accountant,
-            **public_numbers,
+            target_epsilon=math.exp(log_epsilon), **how, **public_numbers
         )
 
     @functools.cache
     def gap(x: float) -> float:
-        found = tuned_epsilon(
-            mechanism(x), target_delta, trials=trials, accountant=accountant
-        )
+        found = tuned_epsilon(mechanism(x), trials=trials, **how)
         # Bounded, since the search cannot use infinity.
         spent = min(found.epsilon, 10 * target_epsilon)
         return math.log(max(spent, 1e-3 * target_epsilon) / target_epsilon)

@@ -17,7 +17,6 @@ of the sums here in float64, some 1e-12. The rounding of compositions is added t
 import dataclasses
 import math
 
-import dp_accounting
 import numpy as np
 import numpy.typing as npt
 import scipy.stats
@@ -168,14 +167,7 @@ def trade_off(mechanism: Mechanism, iterations: int | None = None) -> TradeOff:
       0.04
     """
     check_mechanism(mechanism)
-    event = mechanism.dp_event(iterations)
-    return trade_off_of_event(event, mechanism.neighboring_relation)
-
-
-def trade_off_of_event(
-    event: dp_accounting.DpEvent, relation: dp_accounting.NeighboringRelation
-) -> TradeOff:
-    """The trade-off of an event: see `trade_off`."""
+    event, relation = mechanism.dp_event(iterations), mechanism.neighboring_relation
     if PLD.is_astronomical(event):
         return TradeOff(np.zeros(1), np.ones(1))
     losses = PLD.on_fine_grid(event, relation, _TARGET_DELTA).losses

@@ -127,13 +127,9 @@ class TruncatedNegativeBinomial(_OfMean):
     def pmf(self, number: np.ndarray | int) -> np.ndarray:
         """The probability of each of these numbers of trials."""
         k = np.asarray(number)
-        beyond_first = np.maximum(k, 1) - 1.0
-        log_ratio = (
-            scipy.special.gammaln(beyond_first + 1 + self.shape)
-            - scipy.special.gammaln(1 + self.shape)
-            - scipy.special.gammaln(beyond_first + 2)
-            + scipy.special.xlog1py(beyond_first, -self.gamma)
-        )
+        later, gammaln = np.maximum(k, 1) - 1.0, scipy.special.gammaln
+        log_ratio = gammaln(later + 1 + self.shape) - gammaln(1 + self.shape)
+        log_ratio += scipy.special.xlog1py(later, -self.gamma) - gammaln(later + 2)
         return np.where(k >= 1, self._first * np.exp(log_ratio), 0.0)
 
     def sample(self, rng: np.random.Generator) -> int:

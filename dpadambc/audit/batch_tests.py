@@ -207,10 +207,8 @@ def _independence(drawn: Batches) -> Finding:
     products = [np.asarray((m @ m.T).todense()) for m in matrices]
     lags: dict[str, np.ndarray] = {}
     for lag in range(1, steps):
-        pairs = [
-            (np.diagonal(p, lag), s[lag:], s[:-lag])
-            for p, s in zip(products, sizes, strict=True)
-        ]
+        at_lag = lambda p, s, lag=lag: (np.diagonal(p, lag), s[lag:], s[:-lag])
+        pairs = map(at_lag, products, sizes)
         columns = map(np.concatenate, zip(*pairs, strict=True))
         lags[f"steps at lag {lag}"] = _overlap(drawn.num_examples, *columns)
     runs: dict[str, np.ndarray] = {}

@@ -89,10 +89,8 @@ def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
         def advance(state, number):
             (_, state), records = recorded(state, steps.vary(steps.data, number))
             some = lambda x: jnp.ravel(x)[:_MOST_OF_A_START]
-            return state, {
-                path: record._replace(data=(), total=some(record.total))
-                for path, record in records.items()
-            }
+            kept = lambda record: record._replace(data=(), total=some(record.total))
+            return state, {path: kept(record) for path, record in records.items()}
 
         state = jax.tree.map(jnp.asarray, init(key))
         leaves = [x for x in jax.tree.leaves(state) if is_real(x) and x.size]
@@ -104,30 +102,24 @@ def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
     starts = [np.asarray(x, float).reshape(runs, -1) for x in starts]
     with np.errstate(invalid="ignore"):  # a state may begin with infinity
         starts = [x - x.mean(axis=0) for x in starts]
-    return {
-        path: Drawn(
-            values=np.asarray(record.noise, float).reshape(runs, ITERATIONS, -1),
-            happened=np.asarray(record.happened).reshape(runs, ITERATIONS, -1)[..., 0],
-            num_devices=math.prod(record.happened.shape[2:]),
-            totals=np.asarray(record.total, float).reshape(runs, ITERATIONS, -1),
-            start=starts,
-        )
-        for path, record in records.items()
-    }
+    rows = lambda x: np.asarray(x).reshape(runs, ITERATIONS, -1)
+
+    def drawn(record):
+        values, totals = (rows(x).astype(float) for x in (record.noise, record.total))
+        num_devices = math.prod(record.happened.shape[2:])
+        return Drawn(values, rows(record.happened)[..., 0], num_devices, starts, totals)
+
+    return {path: drawn(record) for path, record in records.items()}
 
 
-def of_pairs(
-    steps: Steps,
-    init: Init,
-    crossings: list[Crossing],
-    moved: list[Response],
-    factor: float,
+def once(
+    noise: Noise, moved: list[Response], factor: float
 ) -> tuple[Noise, list[Response]]:
-    """The noise at the crossings, and the movements times a factor.
+    """The noise, and the movements times a factor, without copies.
 
-    It leaves out copies: devices with the same noise and the same data as the first.
+    Copies are devices with the same noise and the same data as the first.
     """
-    noise = draw(steps, init, crossings)
+    noise = dict(noise)
     moved = [{path: factor * x for path, x in move.items()} for move in moved]
     for path, drawn in noise.items():
         rows = [drawn.values, *(move[path] for move in moved)]
@@ -150,7 +142,7 @@ def movements(
       A state in which noise is added in the next step, and the differences of the other
       data from the first.
     """
-    recorded = steps.compiled(crossings)
+    recorded = steps.recorded(crossings)
     state = steps.state if state is None else state
     for _ in range(64):  # until noise is added: not in every step of `MultiSteps`
         (_, after), records = recorded(state, data[0])

@@ -78,12 +78,7 @@ def combined(check: str, parts: Sequence[Finding]) -> Finding:
     failed = [part for part in parts if part.passed is False]
     untested = [part for part in parts if part.passed is None]
     chosen = max(failed, key=_excess) if failed else (untested or parts)[0]
-    return Finding(
-        check,
-        chosen.passed,
-        chosen.figure,
-        chosen.bound,
-        " ".join(part.sentence for part in failed or untested or [chosen]),
-        "; ".join(dict.fromkeys(part.fails_if for part in parts if part.fails_if)),
-        tuple(parts),
-    )
+    outcome = chosen.passed, chosen.figure, chosen.bound
+    sentence = " ".join(part.sentence for part in failed or untested or [chosen])
+    fails_if = "; ".join(dict.fromkeys(x.fails_if for x in parts if x.fails_if))
+    return Finding(check, *outcome, sentence, fails_if, tuple(parts))

@@ -134,8 +134,7 @@ class Flow:
         """The label of the results of a primitive that has no program inside."""
         operands = operands[: _NUM_KEYS.get(name)]
         most = max(operands, default=Label.PUBLIC)
-        if name in _TELLS_HOST and most == Label.DATA:
-            self.tells_host = True
+        self.tells_host |= name in _TELLS_HOST and most == Label.DATA
         if name in _RANDOM:
             most = max(most, Label.NOISE)
         if name in _HOST:

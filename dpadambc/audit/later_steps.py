@@ -72,11 +72,9 @@ def later_steps(found: Measured) -> Finding:
     heads = [np.asarray(x.head, float)[:, : sizes[path]] for path, x in seen.items()]
     row = np.concatenate(heads, axis=1)[happened].ravel()
     check, where = "noise of later steps, repetition", f" in {iterations} steps"
-    parts = [
-        _fading(found.mechanism, noise, seen, iterations),
-        repetition(check, [row], where),
-        _growth(found.mechanism, noise, moved, iterations),
-    ]
+    fading = _fading(found.mechanism, noise, seen, iterations)
+    growth = _growth(found.mechanism, noise, moved, iterations)
+    parts = [fading, repetition(check, [row], where), growth]
     return combined("noise of later steps", parts)
 
 
@@ -136,15 +134,10 @@ def _growth(
     mechanism: Mechanism, noise: Noise, moved: list[Response], iterations: int
 ) -> Finding:
     """Whether an example moves the sum further in later steps."""
-    squares = [
-        sum(
-            float(move[path] @ move[path]) / drawn.stddev_at_first**2
-            for path, drawn in noise.items()
-            if drawn.stddev_at_first and move[path].size
-        )
-        for move in moved
-    ]
-    furthest = math.sqrt(max(squares, default=0.0)) * multiplier(mechanism, 0)
+    levels = {path: x.stddev_at_first for path, x in noise.items() if x.stddev_at_first}
+    norms = [[np.linalg.norm(move[p]) / x for p, x in levels.items()] for move in moved]
+    z = multiplier(mechanism, 0)
+    furthest = z * float(max(map(np.linalg.norm, norms), default=0.0))
     sentence = (
         f"Within {iterations} steps an example moves the sum by {furthest:.4g} of the"
         " claimed sensitivity, if the noise is that of the first steps."

@@ -274,9 +274,8 @@ def _by_errors(
         bounds["trade-off"] = epsilon, "if all but the noise level is the mechanism's"
     fails_if, findings = "fails if error rates of the scores refute the claim", []
     for name, (epsilon, condition) in bounds.items():
-        sentence = (
-            f"Epsilon is at least {epsilon:.3g} {condition}; {claim:.3g} is claimed."
-        )
+        least = f"Epsilon is at least {epsilon:.3g} {condition}"
+        sentence = f"{least}; {claim:.3g} is claimed."
         findings.append(within(f"{_CHECK}, {name}", epsilon, claim, sentence, fails_if))
     sentence = f"The errors are {-below:.2g} above the claimed trade-off function."
     if below > 0:

@@ -47,9 +47,8 @@ def has_numbers(batch: Batch) -> bool:
 
 def on_numbers(fun: Callable[[Any], Any], row: Any) -> Any:
     """A row with a function applied to its real numbers; labels and ids stay."""
-    return jax.tree.map(
-        lambda x: jnp.asarray(fun(x)).astype(x.dtype) if is_real(x) else x, row
-    )
+    change = lambda x: jnp.asarray(fun(x)).astype(x.dtype) if is_real(x) else x
+    return jax.tree.map(change, row)
 
 
 def wave(shape: tuple[int, ...], step: jax.Array) -> jax.Array:
@@ -156,9 +155,8 @@ def ascend(
         gradient = lambda numbers: draw()
     for step in range(steps):
         direction = gradient(numbers)
-        length = float(jnp.linalg.norm(direction))
-        if not np.isfinite(length) or length == 0:
+        if not 0 < float(jnp.linalg.norm(direction)) < np.inf:
             direction = draw()
-            length = float(jnp.linalg.norm(direction))
+        length = float(jnp.linalg.norm(direction))
         numbers = numbers + scale * 0.5 * 1.3**step / length * direction
         yield Candidate("found by search", whole(numbers))

@@ -65,10 +65,9 @@ class Update(NamedTuple):
 
         c, b = self.mechanism.l2_clip_norm, self.mechanism.normalize_by
         of_sum = lambda arrays: as_clipped_sum(arrays, l2_clip_norm=c, normalize_by=b)
-        of_one = lambda arrays: as_per_example(
-            jax.tree.map(lambda x: x[None], arrays),
-            is_padding_example=jnp.zeros(1, bool),
-        )
+        nobody = jnp.zeros(1, bool)  # is padding
+        row = lambda arrays: jax.tree.map(lambda x: x[None], arrays)
+        of_one = lambda arrays: as_per_example(row(arrays), is_padding_example=nobody)
         forms = lambda x: x, of_sum, of_one
         errors = []
         for form in forms:
@@ -197,6 +196,7 @@ def _measured(update: Update, steps: Steps, is_sum: bool) -> draws.Measured:
         if is_sum and moved:
             data = [zero, *_steepest(gradients[0], moved[0], largest)]
             moved += draws.movements(steps, crossings, data)[1]
-        noise, moved = draws.of_pairs(steps, update.init, crossings, moved, factor)
+        noise = draws.draw(steps, update.init, crossings)
+        noise, moved = draws.once(noise, moved, factor)
     step = mechanism, steps, followed, steps.state
     return draws.Measured(*step, [zero, *gradients[:1]], factor, None, noise, moved)

@@ -111,9 +111,8 @@ def _distribution(noise: Noise) -> Finding:
     """Whether the noise is Gaussian."""
     values = np.concatenate([x.normalized[x.happened].ravel() for x in noise.values()])
     figure, bound = statistics.kolmogorov_smirnov(values)
-    sentence = (
-        f"Of {len(values):,} draws, the distance from a Gaussian is {figure:.2g}."
-    )
+    size = f"{len(values):,}"
+    sentence = f"Of {size} draws, the distance from a Gaussian is {figure:.2g}."
     fails_if = f"fails if the distribution is {2 * bound:.2g} from a Gaussian"
     return within("noise distribution", figure, bound, sentence, fails_if)
 

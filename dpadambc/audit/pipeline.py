@@ -84,10 +84,9 @@ class Pipeline:
     @property
     def takes_mask(self) -> bool:
         """Whether the step takes a padding mask."""
-        found = inspect.signature(self.step).parameters.values()
-        kinds = {parameter.kind for parameter in found}
-        names = {parameter.name for parameter in found}
-        return "is_padding_example" in names or inspect.Parameter.VAR_KEYWORD in kinds
+        found = inspect.signature(self.step).parameters
+        kinds = {parameter.kind for parameter in found.values()}
+        return "is_padding_example" in found or inspect.Parameter.VAR_KEYWORD in kinds
 
     @classmethod
     def of_fit(
@@ -126,12 +125,10 @@ class Pipeline:
         def step(state, *batch, is_padding_example=None):
             return own(state, batch, _mask(batch, is_padding_example), frozen)[0]
 
-        def chain(key):
-            return optax.chain(privatize(mechanism, key=key), optimizer)
-
         def loader(seed):
             return mechanism.batches(jax.random.key(seed), num_examples=num_examples)
 
+        chain = lambda key: optax.chain(privatize(mechanism, key=key), optimizer)
         data = leaves.with_dictionaries(data)
         num_examples = data_.num_examples(data)
         trained, rest = modules.split(params, wrt)
@@ -179,8 +176,7 @@ class Pipeline:
         params, rest = modules.split(params)
         grad_fn = per_example_grad(_of_trained(loss_fn, rest))
 
-        def init(key):
-            return key, params, make_optimizer(key).init(params)
+        init = lambda key: (key, params, make_optimizer(key).init(params))
 
         def step(state, *batch, is_padding_example=None):
             key, params, opt_state = state

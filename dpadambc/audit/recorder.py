@@ -35,11 +35,8 @@ Records = dict[Path, Record]
 
 def crossing_of(path: Path) -> Path:
     """The path of the crossing of a record, without the steps of scans."""
-    return tuple(
-        part
-        for before, part in zip((None, *path), path, strict=False)
-        if _STEP not in (before, part)
-    )
+    pairs = zip((None, *path), path, strict=False)
+    return tuple(part for before, part in pairs if _STEP not in (before, part))
 
 
 class Recorder:

@@ -44,8 +44,7 @@ class Report:
 
     def to_json(self) -> str:
         """The findings with all their parts; infinity is a string, as JSON has none."""
-        findings = [dataclasses.asdict(finding) for finding in self.findings]
-        numbers = {"passed": self.passed, "findings": findings}
+        numbers = {"passed": self.passed, **dataclasses.asdict(self)}
         return json.dumps(finite(numbers), indent=2)
 
     def __str__(self) -> str:

@@ -133,10 +133,9 @@ def _indices(batch: Any) -> np.ndarray:
 
 def _expected_size(mechanism: Any, num_examples: int) -> float:
     match mechanism:
-        case BandedGaussian():
-            return mechanism.sampling_prob / mechanism.parts * num_examples
         case PoissonGaussian():
-            return mechanism.sampling_prob * num_examples
+            parts = getattr(mechanism, "parts", 1)  # that take turns
+            return mechanism.sampling_prob / parts * num_examples
         case RandomAllocationGaussian():
             share = mechanism.participations / mechanism.batches_per_epoch
             return share * num_examples

@@ -82,11 +82,8 @@ def repetitions(sequences: Sequence[np.ndarray]) -> tuple[int, int]:
     Numbers are compared to 1e-3 of the norm of their run. In half a million independent
     draws, 1e-4 runs occur again by chance.
     """
-    windows = [
-        np.lib.stride_tricks.sliding_window_view(sequence, _WINDOW)
-        for sequence in sequences
-        if len(sequence) >= _WINDOW
-    ]
+    view = np.lib.stride_tricks.sliding_window_view
+    windows = [view(x, _WINDOW) for x in sequences if len(x) >= _WINDOW]
     if not windows:
         return 0, 0
     rows = np.concatenate(windows)

@@ -46,12 +46,8 @@ def start(init: Init) -> Any:
 def _with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
     """The same program, with its constants changed and those of all inside it."""
     if isinstance(program, jex.ClosedJaxpr | jex.Jaxpr):
-        eqns = [
-            eqn.replace(
-                params={k: _with_constants(x, change) for k, x in eqn.params.items()}
-            )
-            for eqn in program.eqns
-        ]
+        each = lambda params: {k: _with_constants(x, change) for k, x in params.items()}
+        eqns = [eqn.replace(params=each(eqn.params)) for eqn in program.eqns]
         # The two are one class in later releases of JAX.
         changed = jaxprs.closed(program).jaxpr.replace(eqns=eqns)
         consts = getattr(program, "consts", None)
@@ -111,11 +107,9 @@ class Steps:
         are_equal = lambda a, b: np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
         if len(one) != len(two) or not all(map(are_equal, one, two)):
             raise NotTraceable("the step draws from the host while it is traced.")
-        self._paths = [
-            jax.tree_util.keystr(path) or "the result"
-            for path, _ in jax.tree_util.tree_leaves_with_path(shapes)
-        ]
-        self._sizes = [x.size for x in jax.tree.leaves(shapes)]
+        leaves = jax.tree_util.tree_leaves_with_path(shapes)
+        self._paths = [jax.tree_util.keystr(path) or "the result" for path, _ in leaves]
+        self._sizes = [x.size for _, x in leaves]
         self._treedef = jax.tree.structure(shapes)
         self._is_state_kept = jax.tree.structure(state) == jax.tree.structure(shapes[1])
 
@@ -167,37 +161,30 @@ class Steps:
         """Whether a constant of the program, or of one inside, begins with them."""
         return any(map(self._begins_with_examples, _constants_in(self.program)))
 
-    def with_other_first_row(self, change: Callable[[Any], Any]) -> "Steps":
+    def with_other_first_row(self) -> "Steps":
         """The same step, with the first row of such constants changed."""
+        begins = self._begins_with_examples
+        other_row = lambda x: jnp.asarray(x).at[0].set(-10 * jnp.asarray(x[0]) - 1)
+        change = lambda x: other_row(x) if begins(x) else x
         other = copy.copy(self)
         other._compiled = {}
-        other.program = _with_constants(
-            self.program,
-            lambda x: (
-                jnp.asarray(x).at[0].set(change(jnp.asarray(x[0])))
-                if self._begins_with_examples(x)
-                else x
-            ),
-        )
+        other.program = _with_constants(self.program, change)
         return other
 
-    def compiled(self, crossings: Iterable[Crossing]) -> Callable[..., Any]:
-        """`recorded`, compiled once for the same crossings."""
-        name = tuple(crossings)
-        if name not in self._compiled:
-            self._compiled[name] = jax.jit(self.recorded(name))
-        return self._compiled[name]
-
     def recorded(self, crossings: Iterable[Crossing]) -> Callable[..., Any]:
-        """A function of `(state, data)`: all that is kept, and the records."""
-        recorder = Recorder(list(crossings))
+        """A function of `(state, data)`: all that is kept, and the records.
+
+        It is compiled once for the same crossings.
+        """
+        name = tuple(crossings)
+        recorder = Recorder(name)
 
         def step(state, data):
             leaves = jax.tree.leaves((state, data))
             outs, records = recorder.evaluate(self.program, leaves)
             return jax.tree.unflatten(self._treedef, outs), records
 
-        return step
+        return self._compiled.setdefault(name, jax.jit(step))
 
 
 class Followed(NamedTuple):

@@ -60,13 +60,10 @@ class WholeStep(NamedTuple):
         count = sum(drawn.count for drawn in self.measured.noise.values())
         allowance = statistics.normal_bound() * statistics.spread_of_stddev(int(count))
         bound = (1 + allowance) / draws.multiplier(pipeline.mechanism, 0)
-        finding = sensitivity(
-            fun if pipeline.takes_mask else lambda state, *batch: fun(state, *batch),
-            self.measured.state,
-            pipeline.batch,
-            bound=bound,
-            neighboring_relation=pipeline.mechanism.neighboring_relation,
-        )
+        own = fun if pipeline.takes_mask else lambda state, *batch: fun(state, *batch)
+        of_own = own, self.measured.state, pipeline.batch
+        relation = pipeline.mechanism.neighboring_relation
+        finding = sensitivity(*of_own, bound=bound, neighboring_relation=relation)
         if finding.passed and (finding.figure or 0.0) < bound / 2:
             finding = dataclasses.replace(finding, passed=None)
         if not self.measured.steps.closes_over_examples:
@@ -80,7 +77,7 @@ class WholeStep(NamedTuple):
         itself does not take part, if the step takes a mask.
         """
         batch, found = self.pipeline.batch, self.measured
-        other = found.steps.with_other_first_row(lambda row: -10 * row - 1)
+        other = found.steps.with_other_first_row()
         both = self, self._replace(measured=found._replace(steps=other))
         is_first = jnp.arange(_size(batch)) == 0
         mask = {"is_padding_example": is_first} if self.pipeline.takes_mask else {}
@@ -202,9 +199,9 @@ def whole_step(pipeline: Pipeline) -> WholeStep:
         """The step at the additions of noise that are not ignored."""
         followed, noise, moved, ready = steps.follow(ignored), {}, [], state
         if followed.crossings:
-            crossings, init = followed.crossings, pipeline.init
-            ready, moved = draws.movements(steps, crossings, batches)
-            noise, moved = draws.of_pairs(steps, init, crossings, moved, factor)
+            ready, moved = draws.movements(steps, followed.crossings, batches)
+            noise = draws.draw(steps, pipeline.init, followed.crossings)
+            noise, moved = draws.once(noise, moved, factor)
         step = pipeline.mechanism, steps, followed, ready
         return draws.Measured(*step, batches, factor, everybody, noise, moved)
 
@@ -287,9 +284,8 @@ def state_finding(step: WholeStep) -> Finding:
     total = f"{len(followed.labels)} arrays"
     sentence = f"All {total} that are kept have noise, or nothing of the data."
     if bare:
-        sentence = (
-            f"{bare[0]} is made of the data without noise ({len(bare)} of {total})."
-        )
+        share = f"{len(bare)} of {total}"
+        sentence = f"{bare[0]} is made of the data without noise ({share})."
     fails_if = "fails if an array that the step returns is made of examples alone"
     of_arrays = within("state", len(bare), 0, sentence, fails_if)
     if bare:
@@ -328,16 +324,11 @@ def _replayed(step: WholeStep) -> Finding:
     start, by_data = kept(found.state, empty), [kept(found.state, x) for x in others]
     keys = jax.random.split(jax.random.key(1), _KEYS)
     by_key = [kept(with_keys_of(init(key)), empty) for key in keys]
-    apart = lambda ends, path: max(
-        np.nan_to_num(np.linalg.norm(end[path] - start[path]), posinf=0.0)
-        for end in ends
-    )
+    length = lambda x: np.nan_to_num(np.linalg.norm(x), posinf=0.0)
+    apart = lambda ends, path: max(length(end[path] - start[path]) for end in ends)
     z = min(draws.multiplier(found.mechanism, 0), 1.0)
-    bare = [
-        path.removeprefix("[1]")
-        for path in start
-        if apart(by_data, path) * z > _FURTHER * apart(by_key, path)
-    ]
+    is_bare = lambda path: apart(by_data, path) * z > _FURTHER * apart(by_key, path)
+    bare = [path.removeprefix("[1]") for path in filter(is_bare, start)]
     sentence = "All arrays that follow the data follow the keys of the noise."
     if bare:
         sentence = f"{bare[0]} follows the data, but hardly the keys: it has no noise."

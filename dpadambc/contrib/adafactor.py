@@ -68,7 +68,10 @@ class ScaleByAdafactorBCState(NamedTuple):
     noise_variance: Any
 
 
-def _axes(shape: tuple[int, ...], min_dim_size: int) -> tuple[int, int] | None:
+_Axes = tuple[int, int] | None
+
+
+def _axes(shape: tuple[int, ...], min_dim_size: int) -> _Axes:
     """The largest axis and the second largest, or None if that is a small one."""
     order = sorted(range(len(shape)), key=shape.__getitem__)
     if len(shape) < 2 or shape[order[-2]] < min_dim_size:
@@ -85,14 +88,10 @@ def _mean_squares(g: jax.Array, min_dim_size: int) -> jax.Array | FactoredMoment
 
 
 def _corrected(
-    nu: Any,
-    noise_variance: jax.Array,
-    floor: jax.Array,
-    shape: tuple[int, ...],
-    axes: tuple[int, int] | None,
+    nu: Any, phi: jax.Array, floor: jax.Array, shape: tuple[int, ...], axes: _Axes
 ) -> jax.Array:
     """The second moment of each coordinate without the noise, floored."""
-    own = lambda x: second_moment.corrected_second_moment(x, noise_variance, floor)
+    own = lambda x: second_moment.corrected_second_moment(x, phi, floor)
     if axes is None:
         return own(nu)
     row, column = (jnp.expand_dims(own(x), i) for x, i in zip(nu, axes, strict=True))
@@ -197,9 +196,7 @@ def scale_by_adafactor_bc(
         count = jnp.asarray(optax.safe_increment(state.count))
         new = 1 / jnp.power(count.astype(float), decay_rate)
 
-        def average(old, x):
-            return (old + new * (x - old)).astype(old.dtype)
-
+        average = lambda old, x: (old + new * (x - old)).astype(old.dtype)
         mean_squares = lambda g: _mean_squares(g, min_dim_size_to_factor)
         nu = jax.tree.map(average, state.nu, jax.tree.map(mean_squares, updates))
         stddev = stddev_at_step(noise_stddev, state.count)
@@ -278,9 +275,8 @@ def adafactor_bc(
     validate.positive(clipping_threshold=clipping_threshold)
     by_size = optax.scale_by_param_block_rms() if multiply_by_parameter_scale else None
     floor: dict[str, Any] = dict(variance_floor=variance_floor, correction=correction)
-    numbers: dict[str, Any] = dict(
-        decay_rate=decay_rate, min_dim_size_to_factor=min_dim_size_to_factor
-    )
+    least = min_dim_size_to_factor
+    numbers: dict[str, Any] = dict(decay_rate=decay_rate, min_dim_size_to_factor=least)
     adafactor = scale_by_adafactor_bc(noise_stddev, **numbers, **floor)
     clip = optax.clip_by_block_rms(clipping_threshold)
     return descent(learning_rate, adafactor, clip, by_size or optax.identity())

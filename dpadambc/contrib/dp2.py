@@ -47,13 +47,11 @@ class DelayedPreconditionerState(NamedTuple):
 
 def _check_interval(**named: Any) -> None:
     """A whole number, which `optax.inject_hyperparams` gives as an array."""
-    ((name, value),) = named.items()
-    if not isinstance(value, jax.Array):
-        validate.count(least=1, **named)
-    elif not jnp.issubdtype(value.dtype, jnp.integer):
-        raise TypeError(f"Expected {name} to be an int, got {value!r}.")
-    else:
+    ((_, value),) = named.items()
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.integer):
         validate.positive(**named)
+    else:
+        validate.count(least=1, **named)
 
 
 def is_preconditioned(
@@ -174,13 +172,8 @@ def delayed_preconditioner(
         check_gradients(updates, params)
         at = lambda count: is_preconditioned(count, interval, preconditioned_interval)
         divides, is_end = at(state.count), ~at(state.count) & at(state.count + 1)
-
-        def factor(v):
-            return jnp.where(divides, 1 / (unit * (jnp.sqrt(v) + eps)), 1)
-
-        def average(v, total):
-            return decay * v + (1 - decay) * jnp.square(total / interval)
-
+        factor = lambda v: jnp.where(divides, 1 / (unit * (jnp.sqrt(v) + eps)), 1)
+        average = lambda v, g: decay * v + (1 - decay) * jnp.square(g / interval)
         scaled = scale_examples(updates, jax.tree.map(factor, state.nu))
         before = state.inner_state
         private, inner_state = inner.update(scaled, before, params, **extra_args)

@@ -39,17 +39,14 @@ class _Factor:
     def times(self, gradient: jax.Array) -> jax.Array:
         """The gradient with these axes multiplied by the matrix."""
         size = lambda axes: tuple(gradient.shape[i] for i in axes)
-        own, batch = self.axes, tuple(range(len(self.shared)))
+        own, shared, batch = self.axes, self.shared, tuple(range(len(self.shared)))
         columns = tuple(len(batch) + i for i in range(len(own)))
-        matrix = self.matrix.reshape(*size(self.shared), *size(own), *size(own))
-        out = jax.lax.dot_general(
-            gradient,
-            matrix.astype(gradient.dtype),
-            ((own, columns), (self.shared, batch)),
-            precision=jax.lax.Precision.HIGHEST,
-        )
-        left = [i for i in range(gradient.ndim) if i not in (*self.shared, *own)]
-        order = [*self.shared, *left, *own]
+        matrix = self.matrix.reshape(*size(shared), *size(own), *size(own))
+        matrix, axes = matrix.astype(gradient.dtype), ((own, columns), (shared, batch))
+        exactly = jax.lax.Precision.HIGHEST
+        out = jax.lax.dot_general(gradient, matrix, axes, precision=exactly)
+        left = [i for i in range(gradient.ndim) if i not in (*shared, *own)]
+        order = [*shared, *left, *own]
         return jnp.transpose(out, [order.index(i) for i in range(gradient.ndim)])
 
 
@@ -103,10 +100,8 @@ def _sides(grad: Gradient) -> tuple[_Side, _Side] | None:
     order, first = grad.permutation, grad.num_stacked
     *others, last = (order.index(i) for i in range(len(order)))
     shared, own = tuple(others[:first]), tuple(others[first:])
-    return (
-        _Side(grad.patches(x, start, grad.window.taps), shared, own),
-        _Side(grad.grouped(grad.g), shared, (last,)),
-    )
+    a = _Side(grad.patches(x, start, grad.window.taps), shared, own)
+    return a, _Side(grad.grouped(grad.g), shared, (last,))
 
 
 def _second_moment(side: _Side, max_size: int, scale: float) -> tuple[_Factor, ...]:
@@ -229,9 +224,8 @@ def kronecker_preconditioner(
         )
     num_examples = Arguments(0, None, None).check((params, *public_examples))
     names, shapes = _parameters(params)
-    gradients_of = factored_outputs(
-        lambda *args: (None, jax.grad(loss_fn)(*args)), frozenset(), settles=False
-    )
+    no_value_and_grad = lambda *args: (None, jax.grad(loss_fn)(*args))
+    gradients_of = factored_outputs(no_value_and_grad, frozenset(), settles=False)
 
     def moments_of(example):
         _, grads, *_ = gradients_of(params, *example)
@@ -262,10 +256,6 @@ def _with_gradient_times(x: jax.Array, factors: tuple[_Factor, ...]) -> jax.Arra
     return x
 
 
-def _forward(x, factors):
-    return x, factors
-
-
 def _backward(factors, gradient):
     wide = widen(gradient)
     for factor in factors:
@@ -273,7 +263,7 @@ def _backward(factors, gradient):
     return wide.astype(gradient.dtype), jax.tree.map(jnp.zeros_like, factors)
 
 
-_with_gradient_times.defvjp(_forward, _backward)
+_with_gradient_times.defvjp(lambda x, factors: (x, factors), _backward)
 
 
 def preconditioned(

@@ -150,16 +150,13 @@ def scale_then_privatize(
         before, scaled = state.inner_state, scale_examples(updates, inverses)
         divided, inner_state = inner.update(scaled, before, params, **extra_args)
 
-        def scale_back(g, divisor):
-            return g * (divisor.dense() if is_moment(divisor) else divisor)
-
-        private = jax.tree.map(scale_back, divided, divisors)
+        dense = lambda divisor: divisor.dense() if is_moment(divisor) else divisor
+        private = jax.tree.map(lambda g, d: g * dense(d), divided, divisors)
         squares = jax.tree.map(lambda g: average_of(jnp.square(g)), private)
         nu = jax.tree.map(lambda v, s: decay * v + (1 - decay) * s, state.nu, squares)
         count = jnp.asarray(optax.safe_increment(state.count))
-        state = ScaleThenPrivatizeState(
-            count, optax.tree.cast_like(nu, state.nu), inner_state
-        )
+        nu = optax.tree.cast_like(nu, state.nu)
+        state = ScaleThenPrivatizeState(count, nu, inner_state)
         return private if scales_back else divided, state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -16,6 +16,7 @@ from dpadambc.diagnostics._estimates import Estimates
 from dpadambc.transforms import second_moment
 from dpadambc.transforms.second_moment import RelativeFloor
 
+_OF_QUANTILES = "mu_hat", "nu_hat", "update", "step_size"
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 NUM_BINS = 240
@@ -116,9 +117,8 @@ def _values(found: Estimates) -> dict[str, jax.Array]:
     mu_hat = optax.tree.bias_correction(wide(found.mu), found.b1, found.count)
     nu_hat = optax.tree.bias_correction(wide(found.nu), found.b2, found.count)
     subtracted = found.correction * found.noise_variance
-    corrected = second_moment.corrected_second_moment(
-        nu_hat, subtracted, found.variance_floor
-    )
+    less = subtracted, found.variance_floor
+    corrected = second_moment.corrected_second_moment(nu_hat, *less)
     # Zero for a coordinate that never moved.
     inverse = lambda x: jnp.where(x > 0, 1 / x, 0)
     corrected_step_size = inverse(jnp.sqrt(corrected))
@@ -183,10 +183,7 @@ def _readout(found: Estimates, noise_variance: jax.Array, sample_size: int) -> R
         second_moment_unit=second_moment_unit,
         mean_second_moment=values["nu_hat"].mean(),
         share_at_floor=jnp.mean(values["is_at_floor"]),
-        mu_hat=quantiles("mu_hat"),
-        nu_hat=quantiles("nu_hat"),
-        update=quantiles("update"),
-        step_size=quantiles("step_size"),
+        **{name: quantiles(name) for name in _OF_QUANTILES},
         mu_hat_shares=_shares(sample["mu_hat"], first_moment_unit),
         excess_shares=_shares(sample["excess"], second_moment_unit),
         update_shares=_shares(sample["update"]),
@@ -244,8 +241,7 @@ def of_estimates(
     total = {pair: sum(dots[pair] for dots in products) for pair in _PRODUCTS}
     size = sum(row.size for row in parameters.values())
 
-    def norm(name):
-        return jnp.sqrt(total[name, name])
+    norm = lambda name: jnp.sqrt(total[name, name])
 
     def cosine(a, b):
         return jnp.where(norm(a) * norm(b) > 0, total[a, b] / (norm(a) * norm(b)), 0)

@@ -87,14 +87,11 @@ class PoissonTermsDpEvent(ReadableDpEvent):
     def privacy_losses(self, interval: float) -> PrivacyLossDistribution:
         """The privacy losses of one step on a grid, from above."""
         here, there = self.max_terms, self.max_terms - self.own_term_goes
-        goes = normal_mixtures.losses_on_grid(
-            self._sampled(here, 1), self._sampled(there, -1), interval
-        )
+        sampled, on_grid = self._sampled, normal_mixtures.losses_on_grid
+        goes = on_grid(sampled(here, 1), sampled(there, -1), interval)
         if not self.own_term_goes:
             return PrivacyLossDistribution(goes)
-        comes = normal_mixtures.losses_on_grid(
-            self._sampled(there, 1), self._sampled(here, -1), interval
-        )
+        comes = on_grid(sampled(there, 1), sampled(here, -1), interval)
         return PrivacyLossDistribution(goes, comes)
 
     def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:

@@ -233,9 +233,8 @@ def undirected(senders: np.ndarray, receivers: np.ndarray) -> Edges:
       [0 0 1 2] [1 2 0 0]
     """
     senders, receivers = _checked_edges(senders, receivers)
-    return distinct_edges(
-        np.concatenate([senders, receivers]), np.concatenate([receivers, senders])
-    )
+    ends = [senders, receivers]
+    return distinct_edges(np.concatenate(ends), np.concatenate(ends[::-1]))
 
 
 def subgraphs(

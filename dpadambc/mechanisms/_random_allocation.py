@@ -57,8 +57,8 @@ from typing import NamedTuple, Self
 import dp_accounting
 import numpy as np
 import scipy.special
-from dp_accounting import pld
-from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 
 from dpadambc.mechanisms.events import ReadableDpEvent
 
@@ -106,11 +106,8 @@ class _Ratios(NamedTuple):
         up = masses[:first] * (values[:first] / values[first])
         kept[0] += up.sum()
         zero = float(np.sum(masses[:first] - up))
-        return type(self)(
-            np.concatenate([[0.0], values[first : last + 1]]),
-            np.concatenate([[zero], kept]),
-            excess,
-        )
+        values = np.append(0.0, values[first : last + 1])
+        return type(self)(values, np.append(zero, kept), excess)
 
     def coarsened(self) -> Self:
         """On fewer points: half of them dense where the mass is, half everywhere."""
@@ -158,11 +155,8 @@ def _one(noise_multiplier: float) -> _Ratios:
     masses[0] += low
     masses[-1] += mass[-1]
     excess = max(mean[-1] - values[-1] * mass[-1], 0.0)
-    return _Ratios(
-        np.concatenate([[0.0], values]),
-        np.concatenate([[mass[0] - low], masses]),
-        float(excess),
-    )
+    values, masses = np.append(0.0, values), np.append(mass[0] - low, masses)
+    return _Ratios(values, masses, float(excess))
 
 
 def _normal(edges: np.ndarray) -> np.ndarray:
@@ -215,14 +209,12 @@ class RandomAllocationDpEvent(ReadableDpEvent):
         values, masses, excess = _sum_of(self.steps, self.noise_multiplier)
         return _Ratios(values / self.steps, masses, excess / self.steps)
 
-    def privacy_losses(
-        self, interval: float
-    ) -> pld.privacy_loss_distribution.PrivacyLossDistribution:
+    def privacy_losses(self, interval: float) -> pld.PrivacyLossDistribution:
         """The privacy losses of all steps on a grid, from above, in both directions."""
         z = self.noise_multiplier
         if 0.5 / z**2 + 10 / z > _LARGEST_LOG:
             # As if the step were known: by joint convexity, an upper bound.
-            return pld.privacy_loss_distribution.from_gaussian_mechanism(
+            return pld.from_gaussian_mechanism(
                 z, value_discretization_interval=interval
             )
         (zero, *_), excess = self._ratios.masses, self._ratios.excess
@@ -230,10 +222,7 @@ class RandomAllocationDpEvent(ReadableDpEvent):
         first, last = int(np.floor(logs[0])), int(np.ceil(logs[-1])) + 1
         grid = np.exp(np.arange(first, last + 1) * interval)
         masses = _split(self._ratios.values[1:], self._ratios.masses[1:], grid)
-        pmf = functools.partial(
-            pld_pmf.DensePLDPmf, interval, pessimistic_estimate=True
-        )
-        return pld.privacy_loss_distribution.PrivacyLossDistribution(
-            pmf(first, masses * grid, infinity_mass=excess),
-            pmf(-last, masses[::-1], infinity_mass=zero),
-        )
+        pmf = functools.partial(DensePLDPmf, interval, pessimistic_estimate=True)
+        removal = pmf(first, masses * grid, infinity_mass=excess)
+        addition = pmf(-last, masses[::-1], infinity_mass=zero)
+        return pld.PrivacyLossDistribution(removal, addition)

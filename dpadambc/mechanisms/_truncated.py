@@ -157,11 +157,8 @@ class TruncatedPoissonDpEvent(ReadableDpEvent):
         full, s = self.full_batches, 1 / stddev
         if not full.prob:
             return poisson
-        removal, addition = (
-            losses_of_profile(
-                lambda x, u=u, v=v: full.deltas(x, s, u, v), interval, math.inf
-            )
-            for u, v in (((s, s), (s, s)) if replaces else ((s, 0.0), (0.0, s)))
-        )
-        losses = pld.PrivacyLossDistribution(removal, addition)
+        pairs = ((s, s), (s, s)) if replaces else ((s, 0.0), (0.0, s))
+        profiles = (functools.partial(full.deltas, s=s, u=u, v=v) for u, v in pairs)
+        both = (losses_of_profile(x, interval, math.inf) for x in profiles)
+        losses = pld.PrivacyLossDistribution(*both)
         return losses.compute_mixture(poisson, min(full.prob, 1.0))

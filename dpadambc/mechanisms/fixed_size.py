@@ -38,9 +38,8 @@ class FixedSizeDpEvent(replaced_terms.ReplacedTermsDpEvent):
         if not isinstance(accountant, rdp.RdpAccountant):
             return super().compose_into(accountant, count)
         step = dp_accounting.GaussianDpEvent(self.noise_multiplier)
-        sampled = dp_accounting.SampledWithoutReplacementDpEvent(
-            self.num_examples, self.batch_size, step
-        )
+        sizes = self.num_examples, self.batch_size
+        sampled = dp_accounting.SampledWithoutReplacementDpEvent(*sizes, step)
         return accountant.compose(sampled, count)
 
 

@@ -91,9 +91,8 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
 
     def privacy_losses(self, interval: float) -> PrivacyLossDistribution:
         """The privacy losses of one step on a grid, from above."""
-        return PrivacyLossDistribution(
-            losses_of_profile(self.deltas, interval, _LARGEST_LOSS)
-        )
+        losses = losses_of_profile(self.deltas, interval, _LARGEST_LOSS)
+        return PrivacyLossDistribution(losses)
 
     def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
         r"""By joint convexity alone: as if it were known which terms are sampled.
@@ -109,13 +108,11 @@ def without_replacement(
 ) -> ReplacedTermsDpEvent:
     """One step on a uniform subset of terms."""
     most = min(max_terms, batch_size)
-    probs = scipy.stats.hypergeom.pmf(
-        np.arange(most + 1), num_terms, max_terms, batch_size
-    )
+    counts = np.arange(most + 1)
+    probs = scipy.stats.hypergeom.pmf(counts, num_terms, max_terms, batch_size)
     # The noise is in units of all terms; the sample has no more than `most`.
-    return ReplacedTermsDpEvent(
-        noise_multiplier * max_terms / most, tuple(probs.tolist())
-    )
+    in_units_of_most = noise_multiplier * max_terms / most
+    return ReplacedTermsDpEvent(in_units_of_most, tuple(probs.tolist()))
 
 
 def _end_of_half_line(

@@ -1,19 +1,16 @@
 """Adam as Optax has it, with moments in at least float32."""
 
-import jax
+from typing import Any
+
 import optax
 
 from dpadambc.core import validate
 from dpadambc.transforms import dtypes
+from dpadambc.transforms.second_moment import Number
 
 
 def scale_by_adam(
-    b1: jax.typing.ArrayLike,
-    b2: jax.typing.ArrayLike,
-    eps: jax.typing.ArrayLike,
-    eps_root: jax.typing.ArrayLike,
-    nesterov: bool,
-    mu_dtype: jax.typing.DTypeLike | None,
+    b1: Number, b2: Number, eps: Number, eps_root: Number, nesterov: bool, mu_dtype: Any
 ) -> optax.GradientTransformation:
     """`optax.scale_by_adam` for a private gradient and parameters of any precision.
 
@@ -28,8 +25,7 @@ def scale_by_adam(
     adam = optax.scale_by_adam(b1, b2, eps, eps_root, nesterov=nesterov)
     adam = dtypes.with_wide_state(adam)
 
-    def narrow(state):
-        return state._replace(mu=optax.tree.cast(state.mu, mu_dtype))
+    narrow = lambda state: state._replace(mu=optax.tree.cast(state.mu, mu_dtype))
 
     def init_fn(params):
         return narrow(adam.init(params))

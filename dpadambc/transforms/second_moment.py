@@ -103,15 +103,12 @@ class RelativeFloor:
 
 
 def floor_at(
-    variance_floor: Number | RelativeFloor,
-    noise_variance: Number,
-    b2: Number,
-    count: Number,
+    floor: Number | RelativeFloor, noise_variance: Number, b2: Number, count: Number
 ) -> jax.Array:
     """The floor after `count` steps, in the unit of the squared gradient."""
-    if isinstance(variance_floor, RelativeFloor):
-        return variance_floor.variance(noise_variance, b2, count)
-    return jnp.asarray(variance_floor, float)
+    if isinstance(floor, RelativeFloor):
+        return floor.variance(noise_variance, b2, count)
+    return jnp.asarray(floor, float)
 
 
 def corrected_second_moment(
