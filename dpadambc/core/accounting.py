@@ -107,6 +107,17 @@ def events_in(event: DpEvent) -> Iterator[DpEvent]:
             yield from events_in(inner)
 
 
+class _Count(int):
+    """A number of steps that dp-accounting counts with at once.
+
+    It takes a size to this power, of a million digits, to see whether that is above
+    1000. That needs ten factors at most.
+    """
+
+    def __rpow__(self, size: Any, modulus: None = None) -> int:
+        return size ** min(int(self), 10) if type(size) is int else NotImplemented
+
+
 _NOISY = (GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent, OwnDpEvent)
 
 
@@ -174,9 +185,9 @@ class Accountant(abc.ABC):
         try:
             for step, count in steps_of(event):
                 if isinstance(step, OwnDpEvent):
-                    step.compose_into(accountant, count)
+                    step.compose_into(accountant, _Count(count))
                 else:
-                    accountant.compose(self.translated(step, relation), count)
+                    accountant.compose(self.translated(step, relation), _Count(count))
         except dp_accounting.UnsupportedEventError as error:
             got = f"under {relation.name}, got {self}: {error}"
             raise ValueError(f"Expected an accountant for {event!r} {got}") from error
