@@ -216,7 +216,9 @@ def fit(  # noqa: C901 - one story, from top to bottom
                 )
             )
 
-    is_sharded, size = isinstance(data, Sharded), microbatch_size
+    is_sharded = isinstance(data, Sharded)
+    if microbatch_size == "auto":
+        microbatch_size = microbatches.with_microbatches
     try:
         with interrupts.held() as interrupted:
             result = _fit.fit(
@@ -232,7 +234,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
                 affordable=_affordable,
                 spent=spent,
                 frozen=frozen,
-                microbatch_size=microbatches.with_microbatches if size == "auto" else size,
+                microbatch_size=microbatch_size,
                 steps_per_call=steps_per_call,
                 precision=precision,
                 before_steps=before_steps,
