@@ -46,7 +46,10 @@ _MOST_KNOWN = 4096
 def check_delta(target_delta: float, num_examples: int | None = None) -> None:
     """Raises for a delta outside (0, 1), and for one of a whole example or more."""
     validate.open_unit_interval(target_delta=target_delta)
-    if num_examples is not None and target_delta * num_examples >= 1:
+    if num_examples is None:
+        return
+    validate.count(num_examples=num_examples)
+    if target_delta * num_examples >= 1:
         raise ValueError(
             f"Expected target_delta below 1 / num_examples = {1 / num_examples:.3g},"
             f" got {target_delta:g}. Ask for {0.1 / num_examples:.0e} or less."

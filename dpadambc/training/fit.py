@@ -216,9 +216,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
                 )
             )
 
-    is_sharded = isinstance(data, Sharded)
-    if microbatch_size == "auto":
-        microbatch_size = microbatches.with_microbatches
+    is_sharded, fitting = isinstance(data, Sharded), microbatches.with_microbatches
+    size = fitting if microbatch_size == "auto" else microbatch_size
     try:
         with interrupts.held() as interrupted:
             result = _fit.fit(
@@ -234,7 +233,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
                 affordable=_affordable,
                 spent=spent,
                 frozen=frozen,
-                microbatch_size=microbatch_size,
+                microbatch_size=size,
                 steps_per_call=steps_per_call,
                 precision=precision,
                 before_steps=before_steps,
