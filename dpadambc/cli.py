@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import difflib
 import json
 import operator
 import re
@@ -86,6 +87,21 @@ def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+class _Command(argparse.ArgumentParser):
+    """The parser of one command, which names the option that a misspelled one means."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Looks for misspelled options first, since some may be missing for that."""
+        known = set(re.findall(r"--[a-z-]+", self.format_usage()))
+        for text in args:
+            name = text.partition("=")[0]
+            is_known = any(option.startswith(name) for option in known)
+            near = difflib.get_close_matches(name, known, 1, 0.7)
+            if name.startswith("--") and near and not is_known:
+                self.error(f"Expected {near[0]}, got {name}. Rename it.")
+        return super().parse_known_args(args, namespace)
+
+
 def _parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="dpadambc",
@@ -95,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     version = f"dpadambc {dpadambc.__version__}"
     made.add_argument("--version", action="version", version=version)
-    commands = made.add_subparsers(dest="command", required=True)
+    commands = made.add_subparsers(dest="command", required=True, parser_class=_Command)
     plan = commands.add_parser("plan", help="the noise for several budgets")
     epsilon = commands.add_parser("epsilon", help="the epsilon that training spends")
     solves = "solve for the noise multiplier, iterations or sampling probability,"

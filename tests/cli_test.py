@@ -106,6 +106,35 @@ def test_wrong_arguments_are_explained_in_one_line(arguments, name, capsys):
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("--sampling-probability", "--sampling-prob"),
+        ("--sampling_prob", "--sampling-prob"),
+        ("--iteration-s=3", "--iterations"),
+        ("--dleta", "--delta"),
+    ],
+)
+def test_an_option_that_is_misspelled_is_answered_by_its_name(written, meant, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run("epsilon", "--noise-multiplier", 1.85, written, 0.1)
+    name = written.partition("=")[0]
+    assert f"Expected {meant}, got {name}. Rename it." in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        run("calibrte", written, 0.1)
+    assert "'calibrate'" in capsys.readouterr().err
+
+
+def test_the_beginning_of_an_option_and_its_value_are_not_misspelled(capsys):
+    arguments = ["--noise-mult", "1.85", "--sampling-prob=0.02048", "--iter", "3360"]
+    assert run("epsilon", *arguments, "--delta", "1e-5") == 0
+    assert capsys.readouterr().out.startswith("epsilon = 2.92")
+    assert run("epsilon", *arguments[:1], "-1", *arguments[2:], "--delta", "1e-5") == 2
+    with pytest.raises(SystemExit):  # and near to none
+        run("epsilon", *arguments, "--delta", "1e-5", "--steps", 3)
+    assert "unrecognized arguments: --steps 3" in capsys.readouterr().err
+
+
 def test_a_delta_that_protects_no_one_is_refused(capsys):
     arguments = ["epsilon", *NUMBERS, "--num-examples", 50_000]
     assert run(*arguments, "--delta", 1e-3) == 2

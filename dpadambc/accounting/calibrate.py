@@ -5,10 +5,12 @@ from the side where accounting is cheap, on coarse grids first, and takes a few 
 ones at the end. No answer exceeds its target.
 """
 
+import contextlib
 import functools
 import inspect
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +22,19 @@ from dpadambc.mechanisms.names import IN_PLACE
 _MISSED = 1e-3
 
 
+@contextlib.contextmanager
+def without_lines() -> Iterator[None]:
+    """Hides what dp-accounting logs of Rényi orders that it leaves out."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@without_lines()
 def solved(
     epsilon_of: Callable[..., float], unknown: str, target_epsilon: float
 ) -> float | int:
@@ -51,16 +66,20 @@ def solved(
     if ratio(start) > 1:
         raise ValueError(
             f"Expected a target_epsilon that some {unknown} can reach, got"
-            f" {target_epsilon:g}, which is exceeded even at {start:g}."
+            f" {target_epsilon:g}: it is {ratio(start) * target_epsilon:.3g} even at"
+            f" {start:g}. Ask for more."
         )
     found = roots.solution(ratio, grid, takes_steps)
     beyond = math.ceil((1 + 2 * roots.ACCURACY) * found) + 1
     jumps = found != end and (not takes_steps or epsilon_of(beyond) == math.inf)
     if ratio(found) > 1 or (jumps and ratio(found) < 1 - _MISSED):
+        if not takes_steps:
+            beyond = min(found * grid[1] ** 0.01, max(start, end))
+        low, high = (ratio(x) * target_epsilon for x in (found, beyond))
         raise ValueError(
             f"Expected a target_epsilon that some {unknown} meets, got"
-            f" {target_epsilon:g}: the largest below it is {epsilon_of(found):g}. Ask"
-            " for that, or take another accountant."
+            f" {target_epsilon:g}, over which epsilon jumps from {low:.3g} to"
+            f" {high:.3g}. Ask for more, or take another accountant."
         )
     return found
 

@@ -54,11 +54,9 @@ References:
   <https://arxiv.org/abs/2402.06701>`_, 2024: bounds by the profile.
 """
 
-import contextlib
 import functools
-import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -67,6 +65,7 @@ from dp_accounting import DpEvent, NeighboringRelation, SelfComposedDpEvent, rdp
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
+from dpadambc.accounting.calibrate import without_lines
 from dpadambc.accounting.trials import (
     FixedTrials,
     GeometricTrials,
@@ -186,19 +185,7 @@ class TunedEpsilon(NamedTuple):
         return "search" if self.epsilon < self.of_composition else "composition"
 
 
-@contextlib.contextmanager
-def _without_lines() -> Iterator[None]:
-    """Hides what dp-accounting logs of Rényi orders that it leaves out."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-@_without_lines()
+@without_lines()
 def tuned_epsilon_of_event(
     event: DpEvent,
     accountants: Sequence[Accountant],

@@ -46,7 +46,10 @@ _MOST_KNOWN = 4096
 def check_delta(target_delta: float, num_examples: int | None = None) -> None:
     """Raises for a delta outside (0, 1), and for one of a whole example or more."""
     validate.open_unit_interval(target_delta=target_delta)
-    if num_examples is not None and target_delta * num_examples >= 1:
+    if num_examples is None:
+        return
+    validate.count(num_examples=num_examples)
+    if target_delta * num_examples >= 1:
         raise ValueError(
             f"Expected target_delta below 1 / num_examples = {1 / num_examples:.3g},"
             f" got {target_delta:g}. Ask for {0.1 / num_examples:.0e} or less."
@@ -105,6 +108,17 @@ def events_in(event: DpEvent) -> Iterator[DpEvent]:
         yield step
         if inner := getattr(step, "event", None):
             yield from events_in(inner)
+
+
+class _Count(int):
+    """A number of steps that dp-accounting counts with at once.
+
+    It takes a size to this power, of a million digits, to see whether that is above
+    1000. That needs ten factors at most.
+    """
+
+    def __rpow__(self, size: Any, modulus: None = None) -> int:
+        return size ** min(int(self), 10) if type(size) is int else NotImplemented
 
 
 _NOISY = (GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent, OwnDpEvent)
@@ -174,9 +188,9 @@ class Accountant(abc.ABC):
         try:
             for step, count in steps_of(event):
                 if isinstance(step, OwnDpEvent):
-                    step.compose_into(accountant, count)
+                    step.compose_into(accountant, _Count(count))
                 else:
-                    accountant.compose(self.translated(step, relation), count)
+                    accountant.compose(self.translated(step, relation), _Count(count))
         except dp_accounting.UnsupportedEventError as error:
             got = f"under {relation.name}, got {self}: {error}"
             raise ValueError(f"Expected an accountant for {event!r} {got}") from error

@@ -24,7 +24,9 @@ def is_source(data: Any) -> bool:
     if isinstance(data, tuple | list | Mapping | np.ndarray | jax.Array):
         return False
     is_table = hasattr(data, "to_numpy")  # its rows have no index, or another
-    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not is_table
+    if is_table or leaves.is_batched(data):
+        return False
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__")
 
 
 def arguments(examples: Any) -> tuple[Any, ...]:
@@ -43,7 +45,11 @@ def num_examples(data: Any) -> int:
     else:
         raise TypeError(leaves.not_data(data, type(data).__name__))
     if len(sizes) != 1 or () in sizes:
-        raise ValueError(leaves.not_data(data, f"arrays of lengths {sorted(sizes)}"))
+        raise ValueError(
+            "Expected data of arrays with the same examples along axis 0, got lengths"
+            f" {', '.join(f'{x[0]:,}' if x else 'none' for x in sorted(sizes))}. Give"
+            " each array one entry for each example."
+        )
     ((size,),) = sizes
     if not 0 < size <= np.iinfo(np.int32).max:
         raise ValueError(

@@ -236,6 +236,9 @@ def fit(  # noqa: C901 - one story, from top to bottom
             # All steps that might have been taken count, unless the stop is public.
             planned = max(done, least) if stop.is_public else planned
             least = planned
+        except KeyboardInterrupt:
+            is_due = True
+            raise
         finally:  # where a callback fails, the step is taken all the same
             if is_due or stop is not None or done == iterations:
                 save()

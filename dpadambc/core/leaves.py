@@ -27,6 +27,12 @@ _INSTEAD_OF_PARAMS = (
 _MOST_SHOWN = 4
 
 
+def is_batched(data: Any) -> bool:
+    """Whether it is the `.batch` of a data set of Grain."""
+    kind = type(data)
+    return kind.__module__.startswith("grain.") and kind.__name__.startswith("Batch")
+
+
 def not_data(data: Any, got: str) -> str:
     """The message about data of another form than `fit` takes."""
     advice = (
@@ -38,6 +44,8 @@ def not_data(data: Any, got: str) -> str:
             "Give a list of arrays as tuple(data), and stack a list of examples, such"
             " as by tuple(map(np.stack, zip(*data)))."
         )
+    elif is_batched(data):
+        advice = "Give the data set without .batch: the mechanism draws the batches."
     elif hasattr(data, "dataset"):  # as PyTorch's DataLoader has it
         advice = (
             "Give the dataset of the loader, data=loader.dataset: the mechanism draws"

@@ -95,7 +95,9 @@ def count(*, least: int = 0, **named: Any) -> None:
     """A whole number of at least `least`."""
     name, value = _single(named)
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"Expected {name} to be an int, got {shown(value)}.")
+        raise TypeError(
+            f"Expected {name} to be an int, got {shown(value)}. Give a whole number."
+        )
     if value < least:
         raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
 

@@ -1,6 +1,8 @@
 """`fit` with progress output, and a result with a privacy statement."""
 
+import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ from dpadambc.core.mechanism import Mechanism
 from dpadambc.core.spending import Spending, compose
 from dpadambc.engine import rounding
 from dpadambc.mechanisms import names
-from dpadambc.training import microbatches, statement
+from dpadambc.training import interrupts, microbatches, statement
 from dpadambc.training.callbacks import Callback, Progress
 from dpadambc.training.sharding import Sharded
 
@@ -180,52 +182,67 @@ def fit(  # noqa: C901 - one story, from top to bottom
     shown = _bars(progress, callbacks)
     all_callbacks = [*(x for x in shown if x not in callbacks), *callbacks]
 
+    tell = functools.partial(print, file=sys.stderr, flush=True)
+    compiling = threading.Timer(1.0, tell, ["dpadambc: compiling"])
+
     def before_steps(done: int, total: int, epsilon: float) -> None:
         for each in shown:
             each.begin(done, total, epsilon)
         if progress and not shown:
             resumed = f" from step {done:,} on" if done else ""
-            print(
+            tell(
                 f"dpadambc: {total:,} steps{resumed},"
                 f" expected batch {mechanism.normalize_by:,g},"
-                f" epsilon {statement.rounded_up(epsilon)} at delta {target_delta:g}",
-                file=sys.stderr,
-                flush=True,
+                f" epsilon {statement.rounded_up(epsilon)} at delta {target_delta:g}"
             )
+            compiling.start()
 
     def after_steps(*fields: Any) -> None:
-        progress = Progress(*fields)
+        compiling.cancel()
+        now = Progress(*fields)
         for each in all_callbacks:
-            if each(progress) is not None:
+            if each(now) is not None:
                 raise TypeError(
                     "Expected callback to return None, got a value, which ends no run."
                     " To stop, raise training.Stop."
                 )
+        if interrupted:
+            raise KeyboardInterrupt(
+                f"after step {now.iterations:,} of {now.total_iterations:,}. "
+                + (
+                    "Its parameters are lost: with checkpoints= a run can go on."
+                    if checkpoints is None
+                    else f"It is saved to {checkpoints}: the same call goes on."
+                )
+            )
 
-    is_sharded, size = isinstance(data, Sharded), microbatch_size
+    is_sharded, fitting = isinstance(data, Sharded), microbatches.with_microbatches
+    size = fitting if microbatch_size == "auto" else microbatch_size
     try:
-        result = _fit.fit(
-            loss_fn,
-            params,
-            data.data if is_sharded else data,
-            mechanism,
-            optimizer,
-            sharding=data.sharding if is_sharded else None,
-            key=key,
-            target_delta=target_delta,
-            target_epsilon=target_epsilon,
-            affordable=_affordable,
-            spent=spent,
-            frozen=frozen,
-            microbatch_size=microbatches.with_microbatches if size == "auto" else size,
-            steps_per_call=steps_per_call,
-            precision=precision,
-            before_steps=before_steps,
-            after_steps=after_steps,
-            checkpoints=checkpoints,
-            wrt=wrt,
-        )
+        with interrupts.held() as interrupted:
+            result = _fit.fit(
+                loss_fn,
+                params,
+                data.data if is_sharded else data,
+                mechanism,
+                optimizer,
+                sharding=data.sharding if is_sharded else None,
+                key=key,
+                target_delta=target_delta,
+                target_epsilon=target_epsilon,
+                affordable=_affordable,
+                spent=spent,
+                frozen=frozen,
+                microbatch_size=size,
+                steps_per_call=steps_per_call,
+                precision=precision,
+                before_steps=before_steps,
+                after_steps=after_steps,
+                checkpoints=checkpoints,
+                wrt=wrt,
+            )
     finally:
+        compiling.cancel()
         for each in shown:
             each.close()
     return Result(*result)

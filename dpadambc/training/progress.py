@@ -81,7 +81,8 @@ class ProgressBar:
         self._task = self._added(total)
         self._last, self._next = (done, total), done + total / self._updates
         self._epsilon = f"epsilon {epsilon:.2f} at step {total}"
-        self._bar.update(self._task, completed=done, description=self._epsilon)
+        begun = f"{self._epsilon}, compiling"
+        self._bar.update(self._task, completed=done, description=begun)
 
     def close(self) -> None:
         """Leaves the bar as it is, unless it is inside `with`."""

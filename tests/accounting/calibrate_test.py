@@ -85,6 +85,26 @@ def test_a_target_may_need_a_great_deal_of_noise():
     assert 0.999e-3 < mechanism.epsilon(1e-9) <= 1e-3
 
 
+def test_a_target_over_which_epsilon_jumps_is_refused_with_both_ends():
+    """Below this delta Rényi orders of dp-accounting give nothing from 0 to 0.019."""
+    numbers = dict(sampling_prob=1e-3, iterations=10**6)
+    given = dict(l2_clip_norm=1.0, normalize_by=1.0, target_delta=1e-12, **numbers)
+    with pytest.raises(ValueError, match=r"from 0 to 0\.0193\. Ask for more"):
+        dpadambc.PoissonGaussian.calibrate(target_epsilon=1e-3, **given)
+    enough = dpadambc.PoissonGaussian.calibrate(target_epsilon=0.02, **given)
+    assert enough.epsilon(1e-12) <= 0.02
+
+
+def test_orders_that_dp_accounting_leaves_out_are_not_printed(caplog):
+    numbers = dict(sampling_prob=0.5, iterations=4, accountant=accounting.RDP)
+    targets = dict(target_epsilon=8.0, target_delta=1e-5)
+    given = dict(l2_clip_norm=1.0, normalize_by=1.0)
+    found = dpadambc.PoissonGaussian.calibrate(**targets, **numbers, **given)
+    assert "converge" not in caplog.text
+    found.epsilon(1e-6, accountant=accounting.RDP)
+    assert "converge" in caplog.text
+
+
 def test_a_target_that_cannot_be_reached_is_an_error():
     with pytest.raises(ValueError, match="target_epsilon"):
         dpadambc.PoissonGaussian.calibrate(

@@ -1,5 +1,7 @@
 """Epsilon agrees with closed forms, published values and itself."""
 
+import math
+
 import dp_accounting
 import hypothesis
 import hypothesis.strategies as st
@@ -10,10 +12,11 @@ import pytest
 import scipy.optimize
 import scipy.special
 import scipy.stats
+from dp_accounting import pld
 
 import dpadambc
 from dpadambc import NeighboringRelation, accounting
-from dpadambc.core.accounting import levels_of
+from dpadambc.core.accounting import PLD, levels_of, rounding_of
 from tests import common
 
 ADD = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -92,6 +95,27 @@ def test_replace_one_costs_more_than_add_or_remove_for_the_same_noise(accountant
         1e-5, accountant=accountant
     )
     assert ratio > 1.9
+
+
+@pytest.mark.parametrize("steps", [2, 3, 9, 10, 11, 1_000])
+def test_steps_are_composed_as_often_as_they_are_taken(steps):
+    """In one power, as dp-accounting does it, whatever the number is made of."""
+    step = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(2.0))
+    event = dp_accounting.SelfComposedDpEvent(step, steps)
+    bound = PLD.on_fine_grid(event, ADD, 1e-5)
+    plain = pld.PLDAccountant(ADD, bound.interval).compose(step, steps)
+    left = 1e-5 - rounding_of(event)
+    assert bound.epsilon == plain.get_epsilon(left)
+
+
+@pytest.mark.parametrize(("steps", "excess"), [(10**6, 5e-3), (10**8, 20.0)])
+def test_very_many_steps_are_a_gaussian_mechanism(steps, excess):
+    """From above, and in seconds: a power of so many digits would take minutes."""
+    z = 0.03 * math.sqrt(steps)
+    epsilon = poisson(noise_multiplier=z, sampling_prob=0.01, iterations=steps).epsilon
+    mu = 0.01 * math.sqrt(steps * math.expm1(z**-2))
+    exact = gaussian_epsilon(1 / mu, 1e-5)
+    assert exact <= epsilon(1e-5) <= (1 + excess) * exact
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import functools
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +70,43 @@ class Loader:
 def test_data_of_another_form_are_refused_with_advice(data, advice):
     with pytest.raises(TypeError, match=advice):
         fit(data=data)
+
+
+GRAIN = grain.MapDataset.source([*zip(X, Y, strict=True)])
+OF_GRAIN = {"map": GRAIN.batch(10), "iter": GRAIN.to_iter_dataset().batch(10)}
+
+
+@pytest.mark.parametrize("name", OF_GRAIN)
+def test_batches_of_grain_are_refused_and_its_examples_train(name):
+    loss = lambda w, x, y: jnp.mean((x @ w - y) ** 2)
+    with pytest.raises(
+        TypeError, match=r"got Batch.*Give the data set without \.batch"
+    ):
+        fit(loss, OF_GRAIN[name])
+    assert fit(loss, GRAIN).iterations == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "lengths"),
+    [((X, Y[1:]), "199, 200"), ({"x": X, "y": Y[1:]}, "199, 200"), ((X, 1), "none, 2")],
+)
+def test_arrays_of_several_lengths_are_refused_with_these(data, lengths):
+    with pytest.raises(ValueError, match=f"got lengths {lengths}.*Give each array one"):
+        fit(data=data)
+
+
+@pytest.mark.parametrize("size", [(1_000,), 1e3])
+def test_a_number_of_examples_that_is_none_is_refused(size):
+    given = dict(epochs=1, batch_size=10, l2_clip_norm=1.0, noise_multiplier=1.0)
+    calls = [
+        lambda size: MECHANISM.epsilon(1e-5, num_examples=size),
+        lambda size: dpadambc.PoissonGaussian.of_epochs(num_examples=size, **given),
+        lambda size: next(MECHANISM.batches(jax.random.key(0), num_examples=size)),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="num_examples to be an int.*whole number"):
+            call(size)
+        assert call(1_000) is not None
 
 
 def test_the_advice_about_data_works():

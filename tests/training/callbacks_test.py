@@ -96,13 +96,13 @@ def test_an_evaluation_that_fails_ends_a_run_before_its_end_alone(name, caplog):
 def test_records_are_appended_as_lines_and_go_on_where_the_run_does(tmp_path):
     def kill(progress):
         if progress.iterations == 13:
-            raise KeyboardInterrupt
+            raise SystemExit
 
     path = tmp_path / "history.jsonl"
     evaluate = lambda: training.Evaluate(error, every=4, history_file=path)
     saved = lambda: checkpoints.Checkpoints(tmp_path / "run", every=10)
     written = lambda: [json.loads(line) for line in path.read_text().splitlines()]
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(SystemExit):
         run(evaluate(), checkpoints=saved(), callbacks=[kill])
     assert steps_of(written()) == [4, 8, 12]
     with path.open("a") as file:

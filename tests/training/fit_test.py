@@ -2,7 +2,10 @@
 
 import dataclasses
 import io
+import os
+import signal
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +59,9 @@ def test_the_line_has_public_numbers_alone(capsys):
     fit()
     first = capsys.readouterr().err
     fit(loss_fn=lambda w, x: 1e3 * w @ x + 5, params=jnp.ones(2))
-    assert capsys.readouterr().err == first
-    assert "loss" not in first
+    second = capsys.readouterr().err
+    assert second.splitlines()[0] == first.splitlines()[0]
+    assert "loss" not in first + second
 
 
 def test_nothing_is_said_where_it_is_switched_off(capsys, monkeypatch):
@@ -66,6 +70,56 @@ def test_nothing_is_said_where_it_is_switched_off(capsys, monkeypatch):
     stream = terminal(monkeypatch)
     fit(progress=False)
     assert not stream.getvalue()
+
+
+def test_a_long_compilation_is_named(capsys, monkeypatch):
+    with_microbatches = microbatches.with_microbatches
+
+    def slow(*args):
+        time.sleep(1.5)
+        return with_microbatches(*args)
+
+    monkeypatch.setattr(microbatches, "with_microbatches", slow)
+    fit()
+    assert "dpadambc: compiling\n" in capsys.readouterr().err
+    fit(progress=False)
+    assert not capsys.readouterr().err
+
+
+def interrupt(progress):
+    """Ctrl-C in the second step."""
+    if progress.iterations == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_run_that_is_interrupted_is_saved_and_goes_on(tmp_path, capsys):
+    saved = lambda: training.Checkpoints(tmp_path, every=100)
+    with pytest.raises(KeyboardInterrupt, match=r"step 2 of 4.* call goes on\."):
+        fit(callbacks=interrupt, checkpoints=saved())
+    assert "Ctrl-C once more" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    result = fit(checkpoints=saved())
+    assert result.resumed_from == 2
+    np.testing.assert_array_equal(result.params, fit().params)
+
+
+def test_a_run_that_is_interrupted_says_what_is_lost():
+    with pytest.raises(KeyboardInterrupt, match="step 2 of 4.* lost: with checkpoints"):
+        fit(callbacks=interrupt)
+    seen = []
+    with pytest.raises(KeyboardInterrupt, match="^$"):  # twice: at once
+        fit(callbacks=[interrupt, interrupt, seen.append])
+    assert len(seen) == 1
+
+
+def test_a_handler_of_ones_own_stays():
+    caught = []
+    before = signal.signal(signal.SIGINT, lambda *args: caught.append(args))
+    try:
+        assert fit(callbacks=interrupt).iterations == 4
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(caught) == 1
 
 
 def test_a_run_that_goes_on_says_from_where(capsys, tmp_path):
