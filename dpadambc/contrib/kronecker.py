@@ -37,7 +37,7 @@ class _Factor:
     axes: Shape
 
     def times(self, gradient: jax.Array) -> jax.Array:
-        """The gradient with these axes multiplied by the matrix."""
+        """Returns the gradient with these axes multiplied by the matrix."""
         size = lambda axes: tuple(gradient.shape[i] for i in axes)
         own, batch = self.axes, tuple(range(len(self.shared)))
         columns = tuple(len(batch) + i for i in range(len(own)))
@@ -110,7 +110,7 @@ def _sides(grad: Gradient) -> tuple[_Side, _Side] | None:
 
 
 def _second_moment(side: _Side, max_size: int, scale: float) -> tuple[_Factor, ...]:
-    """The sum over rows of their outer products; none where it is too large."""
+    """Returns the sum over rows of their outer products; none where it is too large."""
     rows = side.rows.astype(at_least_float32(side.rows.dtype))
     if rows.shape[-1] > max_size:
         return ()
@@ -135,7 +135,7 @@ def _second_moments(grad: Gradient, max_size: int) -> tuple[_Factor, ...]:
 
 
 def _inverse_root(factor: _Factor, damping: jax.typing.ArrayLike) -> _Factor:
-    """The inverse square root of a second moment; one where that is zero."""
+    """Returns the inverse square root of a second moment; one where that is zero."""
     values, vectors = jnp.linalg.eigh(factor.matrix)
     values = jnp.maximum(values, 0)
     least = damping * values.mean(-1, keepdims=True)
@@ -146,7 +146,7 @@ def _inverse_root(factor: _Factor, damping: jax.typing.ArrayLike) -> _Factor:
 
 
 def _parameters(params: optax.Params) -> tuple[tuple[str, ...], tuple[Shape, ...]]:
-    """The names and the shapes."""
+    """Returns the names and the shapes."""
     paths = jax.tree_util.tree_leaves_with_path(params)
     names = tuple(jax.tree_util.keystr(path) or "params" for path, _ in paths)
     return names, tuple(jnp.shape(leaf) for _, leaf in paths)
@@ -230,7 +230,7 @@ def kronecker_preconditioner(
     num_examples = Arguments(0, None, None).check((params, *public_examples))
     names, shapes = _parameters(params)
     gradients_of = factored_outputs(
-        lambda *args: (None, jax.grad(loss_fn)(*args)), frozenset(), settles=False
+        lambda *args: (None, jax.grad(loss_fn)(*args)), frozenset(), takes_cheaper=False
     )
 
     def moments_of(example):
@@ -257,7 +257,7 @@ def kronecker_preconditioner(
 
 @jax.custom_vjp
 def _with_gradient_times(x: jax.Array, factors: tuple[_Factor, ...]) -> jax.Array:
-    """The array itself, whose gradient is multiplied by the matrices."""
+    """Returns the array itself, whose gradient is multiplied by the matrices."""
     del factors
     return x
 
@@ -279,7 +279,7 @@ _with_gradient_times.defvjp(_forward, _backward)
 def preconditioned(
     loss_fn: Callable[..., Any], preconditioner: KroneckerPreconditioner
 ) -> Callable[..., Any]:
-    r"""The same loss, whose gradient is multiplied by public matrices.
+    r"""Returns the same loss, whose gradient is multiplied by public matrices.
 
     .. math:: \nabla \tilde\ell(M) = U_A \, \nabla \ell(M) \, U_G
 

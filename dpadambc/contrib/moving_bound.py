@@ -41,7 +41,7 @@ class MovingBoundState(NamedTuple):
 
 
 def _with(tree: Any, number: Any) -> Any:
-    """A gradient with one more coordinate."""
+    """Returns a gradient with one more coordinate."""
     return tree, jnp.asarray(number)
 
 
@@ -61,7 +61,7 @@ def _sum_of_indicators(
     found: clip.Factors,
     bound: jax.Array,
 ) -> jax.Array:
-    """The sum that moves the bound; not private."""
+    """Returns the sum that moves the bound; not private."""
     sizes, longest = [math.prod(jnp.shape(x)) for x in jax.tree.leaves(params)], []
     for name, (_, places) in mechanism.clip_rule.groups(params).items():
         size = sum(sizes[i] for i in places)
@@ -82,7 +82,7 @@ def _sum_of_indicators(
 
 
 def _of_mechanism(name: str) -> Any:
-    """A number of the other mechanism."""
+    """Returns a number of the other mechanism."""
     return property(lambda self: getattr(self.mechanism, name))
 
 
@@ -168,7 +168,7 @@ class MovingBound(Mechanism):
             return with_automatic_axes(clip_and_sum, specs, *numbers, gradients, mask)
 
         def noise_fn(sums, state, params=None):
-            both = _with(sums.gradient, unit * sums.beside)
+            both = _with(sums.gradient, unit * sums.aux)
             closed = clipped_sum.close_sums(both, None, None, is_masked=True)
             like = None if params is None else _with(params, 0.0)
             noised, noise_state = noise.update(closed, state.noise, like)
@@ -192,7 +192,7 @@ class MovingBound(Mechanism):
     def indicator(
         self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
-        """The number of one example in the sum, shape ().
+        """Returns the number of one example in the sum, shape ().
 
         Args:
           norm: of its gradient, shape ().
@@ -202,10 +202,10 @@ class MovingBound(Mechanism):
 
     @abc.abstractmethod
     def error(self, mean: jax.Array) -> jax.Array:
-        """How far the noisy sum over B is above its target."""
+        """Returns how far the noisy sum over B is above its target."""
 
     def moved(self, l2_clip_norm: jax.Array, mean: jax.Array) -> jax.Array:
-        """The bound of the next step.
+        """Returns the bound of the next step.
 
         Args:
           l2_clip_norm: of this step.

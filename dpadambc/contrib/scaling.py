@@ -47,7 +47,7 @@ class OuterProduct(NamedTuple):
     vectors: tuple[jax.Array, ...]  # one for each axis
 
     def dense(self) -> jax.Array:
-        """The array that it stands for."""
+        """Returns the array that it stands for."""
         return functools.reduce(functools.partial(jnp.tensordot, axes=0), self.vectors)
 
 
@@ -95,7 +95,7 @@ def _scaled_along(
     dtypes = []
 
     def product(leaf, vectors):
-        opened = rounding.pinned(leaf.open())
+        opened = rounding.rounded_tree(leaf.open())
         grad = jax.vmap(_along_each_axis, (0, None))(opened, vectors)
         dtypes.extend(x.dtype for x in jax.tree.leaves(grad))
         return jax.tree.map(close_array, grad)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# How far each of eight rounds turns, and a word of the key schedule.
+# The rotations of eight rounds, and the parity word of the key schedule.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
@@ -14,9 +14,10 @@ def block(
 ) -> tuple[jax.Array, jax.Array]:
     """Computes two random words for each counter (high, low), under a key of two words.
 
-    JAX compiles the rounds to a loop on a CPU, where each takes its words from memory
-    and puts them back. Written out, they stay in registers: a seventh of the time. And
-    in `jax.shard_map`, what JAX's own returns does not vary where its key does.
+    On a CPU JAX compiles the rounds to a loop, where each takes its words from memory
+    and puts them back. Written out, they stay in registers, in a seventh of the time.
+    And in `jax.shard_map`, the result of JAX's own function does not vary where its key
+    does.
 
     `Salmon et al. 2011 <https://doi.org/10.1145/2063384.2063405>`_
     """

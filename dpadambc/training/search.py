@@ -106,17 +106,17 @@ class SearchResult(NamedTuple):
         return self.best.params
 
     def __str__(self) -> str:
-        """A paragraph for a model card, of public numbers."""
+        """Returns a paragraph for a model card, of public numbers."""
         return statement.of_search(self)
 
 
 def _checked_candidates(candidates: Any) -> tuple[tuple[Candidate, ...], Any]:
-    """The candidates, and their numbers as arrays with an entry for each."""
+    """Returns the candidates, and their numbers as arrays with an entry for each."""
     listed = tuple(candidates) if isinstance(candidates, Sequence) else ()
     if not listed or isinstance(candidates, str):
         raise TypeError(
             "Expected candidates as a list of numbers, or of dictionaries of numbers by"
-            f" name, got {leaves.shown(candidates)}."
+            f" name, got {leaves.summary(candidates)}."
         )
     is_number = lambda x: jax.tree.structure(x) == jax.tree.structure(0)
     several = [each.values() if isinstance(each, dict) else [each] for each in listed]
@@ -172,7 +172,7 @@ def _check_key(key: jax.Array, trials_at_once: int) -> None:
 def _drawn_from(
     key: jax.Array, trials: Trials
 ) -> tuple[np.random.Generator, list[jax.Array]]:
-    """The generator of the host's draws, and a key for each trial.
+    """Returns the generator of the host's draws, and a key for each trial.
 
     In a list: an array of them would have their secret number in its shape, which JAX
     writes to its log as it compiles.
@@ -190,7 +190,7 @@ def _drawn_from(
 def _chosen(
     rng: np.random.Generator, trials: Trials, num_candidates: int, number: int
 ) -> np.ndarray:
-    """The candidate of each trial: drawn with replacement, or each once."""
+    """Returns the candidate of each trial: drawn with replacement, or each once."""
     if isinstance(trials, FixedTrials):
         return np.arange(number)
     return rng.integers(num_candidates, size=number)
@@ -222,7 +222,7 @@ def _trained(
 
 
 def _best(scored: Iterable[Trial], rng: np.random.Generator) -> Trial | None:
-    """The best, NaN last; of equal scores any, as the proof has them."""
+    """Returns the best, NaN last; of equal scores any, as the proof has them."""
     rank = lambda score: -math.inf if math.isnan(score) else score
     ranked = ((rank(trial.score), rng.random(), trial) for trial in scored)
     return max(ranked, key=lambda x: x[:2], default=(None,))[-1]
