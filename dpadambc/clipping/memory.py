@@ -26,7 +26,7 @@ def stated_bytes(*, of_all_processes: bool = False) -> float | None:
 
 
 def of_program(compiled: Any) -> Any:
-    """The memory of a compiled program, as its compiler states it.
+    """Returns the memory of a compiled program, as its compiler states it.
 
     Raises:
       RuntimeError: if the compiler of this device does not tell.
@@ -41,7 +41,7 @@ def of_program(compiled: Any) -> Any:
 
 
 def peak_bytes(compiled: Any) -> int:
-    """The bytes of a compiled program: arguments, outputs and temporaries.
+    """Returns the bytes of a compiled program: arguments, outputs and temporaries.
 
     Raises:
       RuntimeError: as `of_program`.
@@ -65,7 +65,7 @@ _MOST_PADDING = 1 / 16
 
 
 def sizes(batch_size: int, multiple_of: int = 1) -> list[int]:
-    """The sizes of microbatches to choose from, increasing.
+    """Returns the sizes of microbatches to choose from, increasing.
 
     For each number of microbatches the least that holds the batch, unless it would be
     filled up with too much padding, which takes as long as examples do.
@@ -118,7 +118,7 @@ def measured_around(
 def microbatch_size(
     limit: float, batch_size: int, multiple_of: int, measure: Callable[[int], int]
 ) -> int | None:
-    """The largest size that fits, or the least; None for the whole batch."""
+    """Returns the largest size that fits, or the least; None for the whole batch."""
     possible = sizes(batch_size, multiple_of)
     known = measured_around(limit, possible, measure)
     fitting = (size for size, num in known.items() if num <= limit)
