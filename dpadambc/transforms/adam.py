@@ -1,4 +1,4 @@
-"""Adam as Optax has it, with moments in at least float32."""
+"""Optax's Adam, with moments in at least float32."""
 
 import jax
 import optax
@@ -15,7 +15,7 @@ def scale_by_adam(
     nesterov: bool,
     mu_dtype: jax.typing.DTypeLike | None,
 ) -> optax.GradientTransformation:
-    """`optax.scale_by_adam` for a private gradient and parameters of any precision.
+    """Makes `optax.scale_by_adam` for private gradients, with wide moments.
 
     The moments are in at least float32, and the first is stored in `mu_dtype` between
     steps. Optax would round b1 to that dtype: 0.999 in bfloat16 is 1.
