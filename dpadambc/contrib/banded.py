@@ -10,6 +10,7 @@ they depend on neither its data nor its draws, and a bound for each of them hold
 their mixture. The outputs are post-processing of the rows of :math:`C G + z`, one after
 the other. The sums of the others' gradients in a step follow from the rows before it,
 so that row r is
+
 .. math:: f_r(\text{rows before } r) + \sum_{j<b} c_j x_{r-j} + z_r
 
 with x the contribution of the example in a step. It takes part only in steps :math:`p +
@@ -20,6 +21,7 @@ leaves :math:`(c_0, \dots, c_{b-1}) \otimes x + z` with probability q, and z oth
 the Gaussian mechanism with sensitivity :math:`\|c\| \Delta`, sampled by Poisson. A
 block that the last step cuts has less of c, and rows before p do not contain the
 example.
+
 Blocks are composed adaptively. If another example replaces it, x is the contribution of
 one or of the other, with the same draw. ∎
 
@@ -220,14 +222,14 @@ class BandedGaussian(PoissonGaussian):
         gradient of each step, as the second moment sees it.
 
     Args:
+      l2_clip_norm: C, positive.
       noise_multiplier: z, non-negative: the standard deviation of the *independent*
         draws, in units of the sensitivity of one step. Each step but the first adds
         more than that. It cannot be a schedule.
-        strategy_coefficients: c, the first of which is 1, such as
-          `strategies.banded_square_root(4)`. Zeros at the end make more parts.
-        sampling_prob: q, in [0, 1]: the probability that an example takes part in a
-          step of its part. An expected batch size m is q n / b, so q is b m / n.
-        part. An expected batch size m is q n / b, so q is b m / n.
+      strategy_coefficients: c, the first of which is 1, such as
+        `strategies.banded_square_root(4)`. Zeros at the end make more parts.
+      sampling_prob: q, in [0, 1]: the probability that an example takes part in a
+        step of its part. An expected batch size m is q n / b, so q is b m / n.
       iterations: the number of steps.
       normalize_by: B, positive; usually the expected batch size, rounded. It does not
         change epsilon.

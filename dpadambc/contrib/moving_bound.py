@@ -188,7 +188,7 @@ class MovingBound(Mechanism):
 
     @abc.abstractmethod
     def unit(self) -> Any:
-        """The factor of the sum with which the noise of the gradient hides it."""
+        """Returns the factor at which the noise of the gradient hides the sum."""
 
     @abc.abstractmethod
     def indicator(

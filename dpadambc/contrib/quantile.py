@@ -135,7 +135,7 @@ class QuantileClipping(MovingBound):
         return z / (1 - (z / of_count) ** 2) ** 0.5
 
     def unit(self) -> jax.Array:
-        """The factor of the count in the sum: see `MovingBound.unit`."""
+        """Returns the factor of the count in the sum: see `MovingBound.unit`."""
         of_count = self.fraction_stddev * self.normalize_by
         unit = cast(float, self.noise_stddev) / of_count
         # Without noise there is no privacy, so any number is right.

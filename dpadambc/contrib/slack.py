@@ -99,7 +99,7 @@ class SlackClipping(MovingBound):
         return self.noise_multiplier
 
     def unit(self) -> float:
-        """The factor of the slack in the sum: see `MovingBound.unit`."""
+        """Returns the factor of the slack in the sum: see `MovingBound.unit`."""
         return self.l2_clip_norm / self.normalize_by
 
     def indicator(

@@ -48,8 +48,8 @@ From the private gradient to a run and its epsilon:
 22. `spending`: runs on the same people's data compose.
 23. `data`: examples come by the indices of a batch, from arrays or any source.
 24. `step`: one step draws, clips, adds noise and updates; the optimizer sees the
-    private gradient alone. What is known to change rounding is in the key of its
-    batches.
+    private gradient alone. The key of its batches depends on everything known to
+    change rounding.
 25. `identity`: a digest of mechanism, program, data and start; two runs that differ in
     it have different batches under one key.
 26. `programs`: a compiled program is found by all that its compiler was given, never by

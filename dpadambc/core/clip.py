@@ -381,7 +381,7 @@ def clip_per_example(
       clip_rule: which share of each gradient is taken, at most C / norm, such as
         `clipping.Automatic()`; by default min(1, C / norm).
       precision: of products, on a GPU or TPU. By default TF32 or bfloat16, and a bound
-        on what they round is added to the norm, .2 to 3 % of C; `Precision.HIGHEST` of
+        on their rounding is added to the norm, .2 to 3 % of C; `Precision.HIGHEST` of
         `jax.lax` rounds nothing, a `DotAlgorithmPreset` names another. So does one of
         these as `jax.default_matmul_precision`. Processors multiply in full.
 

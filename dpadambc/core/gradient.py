@@ -6,9 +6,10 @@ its form, through the functions of this file alone.
 
 A clip bounds the change by one example only if nothing has mixed the examples before
 it: `optax.clip_by_global_norm` ahead of it, say, scales all of them by a norm that one
-them can set. So the arrays of per-example gradients are closed: their bits are stored
-as keys of a special kind. Keys go through `jax.jit`, `jax.lax.scan`, shardings or
-kind. A selection of arrays by dtype does not find them either.
+of them can set. So the arrays of per-example gradients are closed: their bits are
+stored as keys of a special kind. Keys go through `jax.jit`, `jax.lax.scan`, shardings
+or an index like any array, but JAX has no arithmetic on them, and its errors print
+their kind. A selection of arrays by dtype does not find them either.
 
 A seal goes with them, with the number of each example. It varies over the axes of a
 `jax.shard_map` along which the examples do. So it shows where a gradient was summed

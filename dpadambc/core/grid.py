@@ -11,8 +11,8 @@ with g the power of two for which :math:`2^8 \le \sigma / g < 2^9`.
 *Ideal.* With a real normal number Z, y is a function of :math:`s + \sigma Z` that does
 not depend on the data: post-processing of the Gaussian mechanism, whose epsilon and
 composition hold as they are. g adds at most :math:`g^2 / 12 < 1.3 \cdot 10^{-6}
-\sigma^2` to the variance. So is what comes after: a rounding to the dtype of s, and an
-optimizer.
+\sigma^2` to the variance. Later stages are post-processing too: a rounding to the dtype
+of s, and an optimizer.
 
 *Computed.* Let :math:`u = s / g`, :math:`i = \lfloor u \rfloor` and f = u - i, which
 are exact in float64, and :math:`y = g (i + \lfloor f + \sigma z / g + 1/2 \rfloor)`,
@@ -52,8 +52,8 @@ but with probability :math:`\delta_0 = \delta_1 + 4 \cdot 10^{-28} n`, and so is
 
 *Not covered.* The sum: one example may move a float32 sum by some 2e-7 C more than C.
 The generator: its words are taken for random. Noise that steps share (`contrib`): its
-draws are these, and it is released on the grid, but a and the rounding of what its
-state keeps are those of independent noise.
+draws are these, and it is released on the grid, but a and the rounding of its state
+are those of independent noise.
 """
 
 import functools

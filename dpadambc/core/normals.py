@@ -182,7 +182,7 @@ def with_normals(
       numbers: arrays of shape ().
 
     Returns:
-      A tree of what the function returns.
+      A tree of the results of the function.
     """
     leaves, structure = jax.tree.flatten(tree)
     args = leaves, *(structure.flatten_up_to(other) for other in rest)

@@ -98,8 +98,7 @@ class PoissonTermsDpEvent(ReadableDpEvent):
         return PrivacyLossDistribution(goes, comes)
 
     def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
-        r"""Bounds the divergence by joint convexity, as if the sampled terms were
-        known.
+        r"""Bounds the divergence by joint convexity, as if the terms were known.
 
         .. math:: \frac{1}{\alpha - 1}
             \ln E_S e^{\alpha (\alpha - 1) (|S| + |S'|)^2 C^2 / 2 \sigma^2}

@@ -18,7 +18,7 @@ first draw as 0. Given k, the outputs of the neighbors are normal around u and v
 :math:`|u|, |v|, |u - v| \le 2 k C`, and the same where k = 0. Of an event let
 :math:`\Phi(t)` be the probability under noise around 0, and :math:`\Phi(w)` that
 around u. By the lemma of Neyman and Pearson :math:`w \le t + s_k`, and around v it has
-at least :math:`\Phi(w - s_k)` and :math:`\Phi(t - s_k)`. So what k contributes,
+at least :math:`\Phi(w - s_k)` and :math:`\Phi(t - s_k)`. So the contribution of k,
 :math:`\Phi(w) - \alpha \Phi(\max(w, t) - s_k)` at most, grows with w up to t, and is
 :math:`f_k(w - s_k)` beyond, at an argument of at most t: its largest value is
 :math:`f_k(\min(t, x_k))`. (If fewer than B terms are not affected, :math:`h_0 = 0`, and

@@ -3,7 +3,7 @@
 `fit` is the loop, and `Step` is one step for a loop of your own. `search` trains with
 several hyperparameters, and accounts for the choice. `Checkpoints` (with the extra
 `checkpoints`) resumes a run exactly. `Evaluate` records numbers during a run.
-(with the extra `progress`) shows how far it is.
+`ProgressBar` (with the extra `progress`) shows how far it is.
 """
 
 import importlib

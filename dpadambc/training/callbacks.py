@@ -59,8 +59,7 @@ class Progress:
         return float(total) / max(int(count), 1)
 
     def epsilon(self) -> float:
-        """Computes the epsilon of the steps so far, and of the runs in `spent` of
-        `fit`.
+        """Computes the epsilon of the steps so far, and of the runs in `spent`.
 
         It does not cover a snapshot that was chosen by outputs of later steps: such a
         choice depends on all steps, and spends as much. The accountant takes a second
@@ -79,8 +78,9 @@ class Evaluate:
     `loss_not_private`, a mean over the examples since the last record, and the numbers
     that `eval_fn` returned. All are *not private*; `eval_fn` on data that need no
     protection costs nothing.
-An error in `eval_fn` ends the run, unless it is after the last step: by then the run
-has spent its epsilon, so the error is logged and written to the record.
+
+    An error in `eval_fn` ends the run, unless it is after the last step: by then the
+    run has spent its epsilon, so the error is logged and written to the record.
 
     Args:
       eval_fn: a function of the parameters that returns a number, or several by name.

@@ -137,7 +137,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
       steps_per_call: how many steps are compiled into one call, on arrays.
       precision: the precision of products in the clip; see `clip_per_example`.
       callbacks: one or several, each called with the `Progress` after each call. A
-        callback may raise `Stop`. Epsilon does not cover what it learns of protected
+        callback may raise `Stop`. Epsilon does not cover its knowledge of protected
         data.
       checkpoints: `Checkpoints` to resume from and to save to.
       wrt: which variables of modules of Flax NNX are trained, a filter as for

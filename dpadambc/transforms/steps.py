@@ -15,8 +15,8 @@ def steps_taken(state: Any) -> int:
     `iterations` of its mechanism. The stage that adds the noise counts the actual
     steps.
 
-    The count has three limits. A state that was saved and restored does not know the
-    steps that were taken before the restoration. A loop that skips empty batches takes
+    The count has three limits. A state that was saved and restored does not count the
+    steps that were taken after it was saved. A loop that skips empty batches takes
     a number of steps that depends on the data, and no epsilon is known for it. Where
     `optax.MultiSteps` sums small batches before the noise, they count as one step, and
     must be parts of one batch of the mechanism.
