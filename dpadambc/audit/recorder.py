@@ -18,7 +18,7 @@ _STEP = "step"  # precedes the number of a scan's step in a path
 
 
 class NotRecordable(Exception):
-    """A crossing is at a place whose operands cannot be recorded."""
+    """An error: the operands of a crossing cannot be recorded."""
 
 
 class Record(NamedTuple):

@@ -22,7 +22,7 @@ _UNTRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 class NotTraceable(Exception):
-    """JAX cannot trace the step, or it draws from the host while it is traced."""
+    """An error: JAX cannot trace the step, or the step draws from the host."""
 
     @classmethod
     def because_of(cls, part: str, error: Exception) -> "NotTraceable":

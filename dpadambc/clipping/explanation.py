@@ -78,7 +78,7 @@ class Products:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The tables of `explain`; printed, they are tables.
+    """The result of `explain`, which prints as tables.
 
     Attributes:
       parameters: one row for each parameter.

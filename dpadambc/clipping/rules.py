@@ -14,7 +14,7 @@ from dpadambc.core.clip import FLAT, ClipRule, Groups
 
 @dataclasses.dataclass(frozen=True)
 class Automatic(ClipRule):
-    r"""AUTO-S: scales every gradient to nearly C, however short it is.
+    r"""AUTO-S, which scales every gradient to nearly C, however short it is.
 
     .. math:: w = C / (\lVert g \rVert + \gamma)
 

@@ -128,7 +128,7 @@ class MovingBound(Mechanism):
         return scaled_multiplier(self.gradient_multiplier, self.sensitivity)
 
     def _noise(self, key: jax.Array) -> optax.GradientTransformation:
-        """Raises: noise needs the sum that moves the bound too."""
+        """Raises, since the sum that moves the bound is missing."""
         raise TypeError(
             "Expected privatize, a chain such as dp_adam_bc, or training.fit for"
             f" {type(self).__name__}, whose bound follows from a sum of its own,"

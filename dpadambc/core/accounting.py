@@ -137,7 +137,7 @@ def _range_of_losses(step: DpEvent) -> float:
 
 
 class Accountant(abc.ABC):
-    """Computes epsilon: one of the values `PLD` and `RDP`, and no other.
+    """A method to compute epsilon: `PLD` or `RDP`, and no other.
 
     Attributes:
       name: "pld" or "rdp".
@@ -296,7 +296,7 @@ class RenyiDivergences(Accountant):
         raise dp_accounting.UnsupportedEventError(f"No Rényi bound for {step!r}.")
 
     def bound(self, event: DpEvent, relation: Any, delta: float, **how: float) -> float:
-        """Returns the exact minimum over orders, whatever the tolerance is."""
+        """Bounds epsilon, exactly at each order, for any tolerance."""
         del how
         accountant = self.composed(event, rdp.RdpAccountant(None, relation))
         return float(accountant.get_epsilon(delta))

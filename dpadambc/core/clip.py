@@ -87,7 +87,7 @@ class ClipRule(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Flat(ClipRule):
-    r"""The usual rule, and the default: scales gradients longer than C to norm C.
+    r"""The default rule, which scales gradients longer than C to norm C.
 
     .. math:: w = \min(1, C / \lVert g \rVert)
 

@@ -22,7 +22,7 @@ from dpadambc.engine import rounding
 
 
 class Stop(Exception):
-    """Raised by a callback to end a run, with a `Result` all the same.
+    """An exception by which a callback ends a run, with a `Result` all the same.
 
     With checkpoints, the state is saved. A stop can be public or private:
 

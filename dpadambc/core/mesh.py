@@ -75,7 +75,7 @@ def num_shards(layout: Layout) -> int:
 
 
 def spans_processes(layout: Layout) -> bool:
-    """Returns whether the devices of the mesh are of several processes."""
+    """Returns whether the devices of the mesh belong to several processes."""
     devices = () if layout.mesh is None else layout.mesh.devices.flat
     return len({device.process_index for device in devices}) > 1
 

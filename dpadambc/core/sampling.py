@@ -119,7 +119,7 @@ class Batch:
 
 
 def padded_size(num_examples: int, prob: float) -> int:
-    """Returns the least size that a binomial batch exceeds with at most 1e-15."""
+    """Returns the size that a binomial batch exceeds with probability <= 1e-15."""
     return int(scipy.stats.binom.isf(_OVERFLOW_PROB, num_examples, prob))
 
 

@@ -105,7 +105,7 @@ class Run:
         return sum(n for _, n in self.levels)
 
     def is_part_of(self, other: "Run") -> bool:
-        """Returns whether `other` has all of its steps, by the same calls of `fit`."""
+        """Returns whether `other` has all steps of this run, by the same calls."""
         if not self.parts or other.steps < self.steps:
             return False
         *before, (name, last) = self.parts

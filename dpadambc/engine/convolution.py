@@ -32,7 +32,7 @@ from dpadambc.engine.interface import Gradient, Norm, Shape, pytree
 
 
 class Window(NamedTuple):
-    """How taps select slices of the input; one number for each spatial axis."""
+    """The selection of input slices by taps: one number for each spatial axis."""
 
     taps: Shape
     strides: Shape  # between taps
