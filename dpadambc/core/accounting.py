@@ -250,7 +250,7 @@ class PrivacyLosses(Accountant):
           event: the run.
           relation: the difference of two neighboring data sets.
           target_delta: at which epsilon counts.
-          tolerance: of epsilon.
+          tolerance: the relative tolerance of epsilon.
           enough: an epsilon that need not be known better once it is not exceeded.
         """
         ranges = (_range_of_losses(step) for step, _ in steps_of(event))
@@ -327,7 +327,7 @@ def least_epsilon(
 
     Args:
       event: the run.
-      accountants: that can account for the event, the tightest first.
+      accountants: the accountants that can read the event, the tightest first.
       target_delta: the delta that goes with it.
       **how: the relation, and the tolerance, for `Accountant.epsilon`.
     """

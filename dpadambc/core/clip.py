@@ -68,8 +68,8 @@ class ClipRule(abc.ABC):
         r"""Returns the factor of one example.
 
         Args:
-          norm: of its gradient, shape (), not negative; it may be infinite or NaN, and
-            then the factor does not count.
+          norm: the norm of its gradient, shape (), not negative; if it is infinite or
+            NaN, the factor does not count.
           l2_clip_norm: C, shape ().
 
         Returns:
@@ -380,10 +380,10 @@ def clip_per_example(
         `sampling_prob * num_examples`, rounded. Traced, the same as C.
       clip_rule: which share of each gradient is taken, at most C / norm, such as
         `clipping.Automatic()`; by default min(1, C / norm).
-      precision: of products, on a GPU or TPU. By default TF32 or bfloat16, and a bound
-        on their rounding is added to the norm, .2 to 3 % of C; `Precision.HIGHEST` of
-        `jax.lax` rounds nothing, a `DotAlgorithmPreset` names another. So does one of
-        these as `jax.default_matmul_precision`. Processors multiply in full.
+      precision: the precision of products on a GPU or TPU. By default it is TF32 or
+        bfloat16, and a bound on their rounding is added to the norm, .2 to 3 % of C.
+        `jax.lax.Precision.HIGHEST` rounds nothing, and a `DotAlgorithmPreset` names
+        another. `jax.default_matmul_precision` sets it too. CPUs multiply in full.
 
     Returns:
       An Optax transformation; its state is empty.

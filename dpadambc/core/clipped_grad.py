@@ -69,7 +69,7 @@ def clipped_grad(
         them. Leave it off too if someone who can time a step must not learn the size of
         its batch.
       clip_rule: which share of each gradient is taken; see `clip_per_example`.
-      precision: of the products in the clip; see `clip_per_example`.
+      precision: the precision of products in the clip; see `clip_per_example`.
       wrt: which variables of modules of Flax NNX; see `per_example_grad`.
 
     Returns:

@@ -105,6 +105,7 @@ class Convolution(Gradient):
     def cheaper_form(self) -> Gradient:
         """Keeps the factors if a norm takes under half of the dense one's work."""
         inputs, outputs = self.x.shape[-1], self.g.shape[-1]
+        # Multiplications of both Gram matrices, and of the dense gradient.
         norm = self._gram_by_positions[0] + self._positions**2 * outputs
         formed = self._positions * self._taps * inputs * outputs // self.window.groups
         if 2 * norm < formed:

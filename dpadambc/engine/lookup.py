@@ -171,6 +171,7 @@ class Lookup(Gradient):
         shape = tuple(self.shape[i] for i in left)
         wide = self.g.astype(precision.at_least_float32(self.g.dtype))
         if self.axis in axes:
+            # sum_v M_v = sum_t g_t, since each row of g is added at one id.
             looked_up = range(self.num_stacked, self.ids.ndim)
             return forms.Dense(wide.sum((*looked_up, *rows)), shape, "direct")
         axis = left.index(self.axis)

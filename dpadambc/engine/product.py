@@ -270,6 +270,7 @@ class Product(Gradient):
             return None
         left = [*batch[0], *(i for i in range(len(self.shape)) if i not in mine)]
         new = [i for i in x_axes if i not in met]
+        # (sum_t a_t g_t^T) x = sum_t a_t (x^T g_t)^T: multiply the rows of one factor.
         return dataclasses.replace(
             grad,
             g=rounding.EXACT.einsum(grad.g, grad.g_axes, x, x_axes, g_axes),
@@ -280,6 +281,7 @@ class Product(Gradient):
 
     def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
         """Applies `fun` where the array varies along axes of one factor alone."""
+        # (a_i g_j) x_j = a_i (g_j x_j): scale the factor that has the axes of x.
         varies = {i for i, n in zip(self.out_axes, x.shape, strict=True) if n != 1}
         for grad in (self, self._swapped()):
             if varies <= {*grad.g_axes}:
