@@ -68,7 +68,7 @@ __version__ = next((each.version for each in _INSTALLED), "0+unknown")
 
 
 def __getattr__(name: str) -> Any:
-    """Few programs need these three: they are imported when they are first used."""
+    """Imports on first use the three names that few programs need."""
     if name in ("audit", "contrib", "graphs"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

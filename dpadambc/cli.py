@@ -46,7 +46,7 @@ _MECHANISMS: dict[str, Any] = {
 
 
 def _number(text: str) -> float | int:
-    """A whole number as an int, so that it may be a count; 60,000 and 6e4 are."""
+    """Reads a number, a whole one as an int, for counts; 60,000 and 6e4 are whole."""
     if re.fullmatch(r"\d{1,3}(,000)+", text):  # 256,102 may be two numbers
         text = text.replace(",", "")
     value = float(text)
@@ -62,7 +62,7 @@ def _count(text: str) -> int:
 
 _ACCOUNTANTS = {"pld": accounting.PLD, "rdp": accounting.RDP, None: None}
 
-# The fields of mechanisms, and the numbers that stand in their place.
+# The fields of mechanisms, and the numbers in place of some of them.
 _FIELDS = {
     "noise_multiplier": (float, "noise over sensitivity"),
     "sampling_prob": (float, "the probability of taking part in a step"),
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_fields(args: argparse.Namespace, fields: Sequence[Any]) -> None:
-    """Raises for options that are not of the mechanism, or missing."""
+    """Raises for options that the mechanism does not have, or that are missing."""
     given = {name for name in _FIELDS if getattr(args, name) is not None}
     names = {field.name for field in fields} | {"epochs", "batch_size", "num_examples"}
     listed = lambda names: ", ".join(map(_option, (x for x in _FIELDS if x in names)))
@@ -179,7 +179,7 @@ def _mechanism(args: argparse.Namespace) -> Any:
 
 
 def _unit(mechanism: Any) -> str:
-    """Says so where the sensitivity, the unit of the noise, is not the clip norm."""
+    """Explains the unit of the noise, if the sensitivity is not the clip norm."""
     sensitivity = mechanism.sensitivity * mechanism.normalize_by
     clip_norms = round(sensitivity / mechanism.l2_clip_norm)
     if clip_norms == 1:
@@ -191,7 +191,7 @@ def _unit(mechanism: Any) -> str:
 
 
 def _spent(args: argparse.Namespace) -> dict[str, Any]:
-    """The report of `epsilon` and `calibrate`."""
+    """Makes the report of `epsilon` and `calibrate`."""
     mechanism = _mechanism(args)
     accountant = _ACCOUNTANTS[args.accountant] or mechanism.accountants[0]
     how = dict(accountant=accountant, num_examples=args.num_examples)
@@ -209,7 +209,7 @@ def _spent(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-# In the first line and the last of a report; the rest is its table.
+# These are in the first and the last line of a report; the rest is its table.
 _STATED = "epsilon", "delta", "neighboring_relation", "accountant", "assumed"
 
 
@@ -223,7 +223,7 @@ def _spent_as_text(numbers: dict[str, Any]) -> str:
     return "\n".join([first, *lines, *textwrap.wrap(assumed, 80)])
 
 
-# Of each column of a plan: its title, its format, and the attribute of a `PlannedRun`.
+# For each column of a plan: its title, its format, and the attribute of `PlannedRun`.
 _COLUMNS = {
     "epochs": ("epochs", "{:g}", "epochs"),
     "epsilon": ("epsilon", "{:g}", "target_epsilon"),
@@ -236,7 +236,7 @@ _COLUMNS = {
 
 
 def _plan(args: argparse.Namespace) -> dict[str, Any]:
-    """The report of `plan`."""
+    """Makes the report of `plan`."""
     relation = NeighboringRelation[(args.relation or "add_or_remove_one").upper()]
     planned = accounting.plan(
         target_epsilons=args.epsilon,

@@ -1,8 +1,8 @@
 """The optimizers of the papers, each a chain of Optax transformations.
 
-`recipe` is the one to begin with: a mechanism and Adam, from public numbers alone.
+`recipe` is the one to start with: a mechanism and Adam, from public numbers alone.
 
-`adam_bc`, `adamw_bc` and `rms_bc` take the private gradient, beside `optax.adam`,
+`adam_bc`, `adamw_bc` and `rms_bc` take the private gradient, like `optax.adam`,
 `optax.adamw` and `optax.rmsprop`. The others start with `privatize` and take
 per-example gradients. With the private gradient g, they update the parameters by:
 
@@ -49,7 +49,7 @@ class Recipe(NamedTuple):
 
     Attributes:
       mechanism: Poisson batches, AUTO-S, and the least noise for the target.
-      optimizer: Adam, of the private gradient.
+      optimizer: Adam, on the private gradient.
     """
 
     mechanism: PoissonGaussian
@@ -66,7 +66,7 @@ def recipe(
     batch_size: float,
     epochs: float,
 ) -> Recipe:
-    """AUTO-S and Adam: the settings to begin with, from public numbers alone.
+    """Returns AUTO-S and Adam, the settings to start with, from public numbers alone.
 
     AUTO-S scales every gradient to nearly one, so there is no clip norm to choose. Take
     the largest batch that the time allows, and search for the learning rate alone, at
@@ -74,12 +74,12 @@ def recipe(
     where to begin, and the guide on optimizers on which tasks it was measured.
 
     Args:
-      learning_rate: of Adam, a number or a schedule.
-      target_epsilon: of the run, under ADD_OR_REMOVE_ONE.
-      target_delta: for epsilon; well below one over the number of examples.
-      num_examples: of the training data.
-      batch_size: expected.
-      epochs: how often each example is drawn in the mean.
+      learning_rate: the learning rate of Adam, a number or a schedule.
+      target_epsilon: the epsilon of the run, under ADD_OR_REMOVE_ONE.
+      target_delta: the delta of epsilon; well below one over the number of examples.
+      num_examples: the number of training examples.
+      batch_size: the expected batch size.
+      epochs: how often each example is drawn on average.
 
     Returns:
       A `Recipe`.
@@ -137,23 +137,24 @@ def adam_bc(
     nesterov: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam on a private gradient, with the noise variance out of its second moment.
+    """Makes Adam for a private gradient, with the noise variance subtracted from v̂.
 
-    Use it in place of `optax.adam`: in `training.fit`, or behind `privatize` or
+    Use it in place of `optax.adam`: in `training.fit`, or after `privatize` or
     `add_dp_noise`.
 
     Args:
       learning_rate: a number or a schedule.
       noise_stddev: the level of the noise in the incoming gradient, a mechanism or its
         `noise_stddev`; see `scale_by_adam_bc`. It is subtracted; no noise is added.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
+      b1: the decay rate of the first moment.
+      b2: the decay rate of the second moment.
       variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
         Tune it together with the learning rate.
       correction: the share of the noise variance that is subtracted; 0 is the control
         with the floor alone.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
-      mu_dtype: of the first moment between steps; at least float32 by default.
+      mu_dtype: the dtype of the first moment between steps; at least float32 by
+      default.
 
     Returns:
       An Optax transformation of the private gradient.
@@ -193,20 +194,21 @@ def adamw_bc(
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`adam_bc` with decoupled weight decay.
+    """Makes `adam_bc` with decoupled weight decay.
 
     Args:
       learning_rate: a number or a schedule.
       noise_stddev: the level of the noise in the incoming gradient, a mechanism or its
         `noise_stddev`; see `scale_by_adam_bc`. It is subtracted; no noise is added.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
+      b1: the decay rate of the first moment.
+      b2: the decay rate of the second moment.
       variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
         Tune it together with the learning rate.
       correction: the share of the noise variance that is subtracted; 0 is the control
         with the floor alone.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
-      mu_dtype: of the first moment between steps; at least float32 by default.
+      mu_dtype: the dtype of the first moment between steps; at least float32 by
+      default.
       weight_decay: a number or a schedule; see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
 
@@ -244,7 +246,7 @@ def rms_bc(
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
     correction: jax.typing.ArrayLike = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """RMSProp on a private gradient, with the noise variance out of its second moment.
+    """Makes RMSProp for a private gradient, with the noise variance subtracted from v̂.
 
     Use it in place of `optax.rmsprop`; see `adam_bc`.
 
@@ -252,7 +254,7 @@ def rms_bc(
       learning_rate: a number or a schedule.
       noise_stddev: the level of the noise in the incoming gradient, a mechanism or its
         `noise_stddev`; see `scale_by_adam_bc`. It is subtracted; no noise is added.
-      decay: decay rate of the second moment.
+      decay: the decay rate of the second moment.
       variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
         Tune it together with the learning rate.
       correction: the share of the noise variance that is subtracted; 0 is the control
@@ -292,7 +294,7 @@ def dp_sgd(
     momentum: jax.typing.ArrayLike | None = None,
     nesterov: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DP-SGD: clip, add noise, step.
+    r"""Makes DP-SGD: clip, add noise, step.
 
     .. math:: b_t = \mu b_{t-1} + \tilde g_t, \quad
         \theta_t = \theta_{t-1} - \eta_t b_t
@@ -348,7 +350,7 @@ def dp_adam(
     nesterov: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """DP-Adam: Adam on the private gradient, uncorrected.
+    """Makes DP-Adam: Adam on the private gradient, uncorrected.
 
     Where the noise dominates the second moment, this is DP-SGD with momentum: see
     `dp_adam_bc`.
@@ -357,12 +359,13 @@ def dp_adam(
       learning_rate: a number or a schedule.
       mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
-      eps: added outside the square root.
-      eps_root: added inside the square root.
+      b1: the decay rate of the first moment.
+      b2: the decay rate of the second moment.
+      eps: a constant added outside the square root.
+      eps_root: a constant added inside the square root.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
-      mu_dtype: of the first moment between steps; at least float32 by default.
+      mu_dtype: the dtype of the first moment between steps; at least float32 by
+      default.
 
     Returns:
       An Optax transformation of per-example gradients; see `privatize` for its masks.
@@ -405,20 +408,21 @@ def dp_adam_bc(
     nesterov: bool = False,
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """DP-AdamBC: Adam with the noise variance taken out of the second moment.
+    """Makes DP-AdamBC: Adam with the noise variance subtracted from the second moment.
 
     Args:
       learning_rate: a number or a schedule.
       mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
+      b1: the decay rate of the first moment.
+      b2: the decay rate of the second moment.
       variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
         Tune it together with the learning rate.
       correction: the share of the noise variance that is subtracted; 0 is the control
         with the floor alone.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
-      mu_dtype: of the first moment between steps; at least float32 by default.
+      mu_dtype: the dtype of the first moment between steps; at least float32 by
+      default.
 
     Returns:
       An Optax transformation of per-example gradients; see `privatize` for its masks.
@@ -463,7 +467,7 @@ def dp_adamw(
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """DP-AdamW: `dp_adam` with decoupled weight decay.
+    """Makes DP-AdamW: `dp_adam` with decoupled weight decay.
 
     The paper's Algorithm 1 adds its constant inside the root (`eps_root`), its code
     outside (`eps`). The two differ where the second moment is as small as 1e-8.
@@ -472,12 +476,13 @@ def dp_adamw(
       learning_rate: a number or a schedule.
       mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
-      eps: added outside the square root.
-      eps_root: added inside the square root.
+      b1: the decay rate of the first moment.
+      b2: the decay rate of the second moment.
+      eps: a constant added outside the square root.
+      eps_root: a constant added inside the square root.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
-      mu_dtype: of the first moment between steps; at least float32 by default.
+      mu_dtype: the dtype of the first moment between steps; at least float32 by
+      default.
       weight_decay: a number or a schedule; see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
 
@@ -525,20 +530,21 @@ def dp_adamw_bc(
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: Mask | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """DP-AdamW-BC: `dp_adam_bc` with decoupled weight decay.
+    """Makes DP-AdamW-BC: `dp_adam_bc` with decoupled weight decay.
 
     Args:
       learning_rate: a number or a schedule.
       mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
+      b1: the decay rate of the first moment.
+      b2: the decay rate of the second moment.
       variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
         Tune it together with the learning rate.
       correction: the share of the noise variance that is subtracted; 0 is the control
         with the floor alone.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
-      mu_dtype: of the first moment between steps; at least float32 by default.
+      mu_dtype: the dtype of the first moment between steps; at least float32 by
+      default.
       weight_decay: a number or a schedule; see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
 

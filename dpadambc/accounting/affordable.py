@@ -13,11 +13,11 @@ def affordable_iterations(
     target_delta: float,
     spent: Spending | None = None,
 ) -> int:
-    """The most steps of a mechanism that stay within a budget.
+    """Returns the most steps of a mechanism that stay within a budget.
 
     Args:
       mechanism: the public numbers.
-      target_epsilon: not to be exceeded.
+      target_epsilon: the epsilon not to exceed.
       target_delta: the delta that goes with it.
       spent: the spending of earlier runs, as `compose` returns it.
 

@@ -1,8 +1,8 @@
 """Finds the number that meets a target epsilon; converts epochs to fields.
 
-The search differs from dp-accounting's `calibrate_dp_mechanism` in its cost: it comes
-from the side where accounting is cheap, on coarse grids first, and takes a few fine
-ones at the end. No answer exceeds its target.
+The search differs from dp-accounting's `calibrate_dp_mechanism` in its cost: it starts
+on the side where accounting is cheap, on coarse grids, and takes a few fine ones at the
+end. No answer exceeds its target.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from dpadambc.accounting import roots
 from dpadambc.core import validate
 from dpadambc.mechanisms.names import IN_PLACE
 
-# A target that epsilon jumps over is refused where it is missed by more than this.
+# A target that epsilon jumps over is refused if it is missed by more than this.
 _MISSED = 1e-3
 
 
@@ -38,17 +38,17 @@ def without_lines() -> Iterator[None]:
 def solved(
     epsilon_of: Callable[..., float], unknown: str, target_epsilon: float
 ) -> float | int:
-    """The value of the unknown with which epsilon meets a target.
+    """Returns the value of the unknown with which epsilon meets a target.
 
     Args:
       epsilon_of: epsilon as a function of the unknown; it takes the `tolerance` and
         the `enough` of `PrivacyLosses.on_fine_grid`.
       unknown: "noise_multiplier", "sampling_prob" or "iterations".
-      target_epsilon: to reach and not to exceed.
+      target_epsilon: the epsilon to reach and not to exceed.
     """
     validate.positive(target_epsilon=target_epsilon)
-    target_epsilon = float(target_epsilon)  # in double precision, whatever it is in
-    # Far below the target, about is enough.
+    target_epsilon = float(target_epsilon)  # in double precision, for any input dtype
+    # Far below the target, a rough epsilon is enough.
     enough = (1 - roots.ROUGHLY) * target_epsilon
 
     @functools.cache
@@ -85,7 +85,7 @@ def solved(
 
 
 def _exactly(number: float) -> Fraction:
-    """As it is written: 0.1 is a tenth."""
+    """Converts a float to the fraction that it is written as: 0.1 is a tenth."""
     return Fraction(repr(float(number)))
 
 
@@ -103,12 +103,12 @@ def _check_part(batch_size: Any, num_examples: Any) -> None:
 
 
 def as_fields(kind: Any, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers that users think of, as the fields of a mechanism.
+    """Converts the numbers that users think of to the fields of a mechanism.
 
     Args:
       kind: the class of the mechanism.
-      numbers: some fields, and `epochs`, `batch_size` and `num_examples`; None is as
-        good as left out.
+      numbers: some fields, and `epochs`, `batch_size` and `num_examples`; None counts
+        as left out.
     """
     names = inspect.signature(kind).parameters
     given = {name: value for name, value in numbers.items() if value is not None}

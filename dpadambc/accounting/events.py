@@ -16,10 +16,10 @@ def epsilon(
     neighboring_relation: NeighboringRelation,
     accountant: Accountant = PLD,
 ) -> float:
-    """The epsilon that an event spends.
+    """Returns the epsilon that an event spends.
 
-    The epsilon of an event that is frozen and has a hash, as all of this library and
-    most of dp-accounting have, is computed once for one relation and delta.
+    The epsilon of an event that is frozen and has a hash, as all events of this library
+    and most of dp-accounting are, is computed once for one relation and delta.
 
     Args:
       event: the run, its noise in units of the clip norm (see
@@ -68,7 +68,7 @@ def calibrate(
       event_of: the event as a function of the unknown.
       unknown: "noise_multiplier", "sampling_prob" or "iterations".
       target_epsilon: the epsilon to reach and not to exceed; positive.
-      target_delta: in (0, 1).
+      target_delta: the delta, in (0, 1).
       neighboring_relation: the difference of two neighboring data sets.
       accountant: `accounting.PLD` or `accounting.RDP`.
 

@@ -17,14 +17,14 @@ class PlannedRun:
     """One row of a plan.
 
     Attributes:
-      target_epsilon: that was asked for.
-      target_delta: that goes with it.
-      batch_size: of each step; on average, where batches are drawn.
-      epochs: how often an example takes part; on average likewise.
+      target_epsilon: the epsilon asked for.
+      target_delta: the delta that goes with it.
+      batch_size: the batch size of each step; on average, where batches are drawn.
+      epochs: how often an example takes part; likewise on average.
       num_examples: the size of the data set.
-      mechanism: that meets the target, with `noise_multiplier`, `sampling_prob` and
-        `iterations`; for a clip norm of 1.
-      accountant: by which it does, `accounting.PLD` or `accounting.RDP`.
+      mechanism: the mechanism that meets the target, with `noise_multiplier`,
+        `sampling_prob` and `iterations`; for a clip norm of 1.
+      accountant: the accountant of its epsilon, `accounting.PLD` or `accounting.RDP`.
     """
 
     target_epsilon: float
@@ -37,15 +37,15 @@ class PlannedRun:
 
     @property
     def noise_stddev(self) -> float:
-        """Standard deviation of the noise in the mean gradient, per unit of clip norm.
+        """The standard deviation of noise in the mean gradient, for a clip norm of 1.
 
-        z C / B for C = 1: the noise that a coordinate of the gradient is up against.
+        It is z C / B for C = 1: the noise to compare with a coordinate of the gradient.
         """
         return cast(float, self.mechanism.noise_stddev)
 
 
 def _each(numbers: Any) -> list[Any]:
-    """Several numbers, or one."""
+    """Lists several numbers, or one."""
     return [numbers] if np.ndim(numbers) == 0 else list(numbers)
 
 
@@ -59,13 +59,13 @@ def plan(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
     accountant: Accountant | None = None,
 ) -> list[PlannedRun]:
-    """The least noise for each budget, batch size and number of epochs.
+    """Computes the least noise for each budget, batch size and number of epochs.
 
-    Batches are drawn by Poisson sampling. It uses nothing of the data but their number.
+    Batches are drawn by Poisson sampling. The only fact of the data is their number.
 
     Args:
-      target_epsilons: each to be reached and not exceeded; a number or several.
-      target_delta: well below 1 / num_examples.
+      target_epsilons: the epsilons to reach and not to exceed; a number or several.
+      target_delta: the delta, well below 1 / num_examples.
       batch_sizes: the expected number of examples in a step; a number or several.
       epochs: how often an example takes part on average; a number or several. The steps
         are epochs * num_examples / batch_size, rounded up.

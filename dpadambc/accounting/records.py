@@ -1,4 +1,4 @@
-"""The spending of several runs, as JSON can hold it."""
+"""The spending of several runs, in a form that JSON can hold."""
 
 import importlib
 import math
@@ -12,18 +12,18 @@ from dpadambc.mechanisms.mechanism import Mechanism
 
 _KIND, _STEPS, _LEVELS, _PARTS = "mechanism", "steps", "noise_multiplier", "parts"
 _RELATION, _RULE = "neighboring_relation", "clip_rule"
-# They have mechanisms too, and few processes need them.
+# These folders have mechanisms too, and few processes need them.
 _FOLDERS = "dpadambc.contrib", "dpadambc.graphs"
 
 
 def spending_to_json(spending: Spending) -> list[dict[str, Any]]:
-    """Of each run the mechanism, by name, and its steps.
+    """Records the mechanism's name and number of steps for every run.
 
-    Of a schedule it has the noise multipliers, each with its number of steps. A rule of
-    clipping does not change epsilon, and is left out.
+    A schedule is recorded as its noise multipliers, each with its number of steps. A
+    clip rule does not change epsilon, and is left out.
 
     Args:
-      spending: of one run or several.
+      spending: the spending of one run or several.
 
     Returns:
       A list that `json.dumps` takes.
@@ -52,7 +52,7 @@ def spending_to_json(spending: Spending) -> list[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """The same with text in place of infinity and NaN, which JSON does not have."""
+    """Replaces infinity and NaN, which JSON does not have, by text."""
     if isinstance(value, dict):
         return {key: finite(x) for key, x in value.items()}
     if isinstance(value, tuple | list):
@@ -62,7 +62,7 @@ def finite(value: Any) -> Any:
 
 
 def _kinds(kind: type[Mechanism] = Mechanism) -> Iterator[type[Mechanism]]:
-    """All mechanisms that there are in this process."""
+    """Yields all mechanism classes of this process."""
     for below in kind.__subclasses__():
         yield below
         yield from _kinds(below)
@@ -100,7 +100,7 @@ def _run(found: dict[str, Any]) -> Run:
 
 
 def spending_from_json(found: Sequence[dict[str, Any]]) -> Spending:
-    """The spending that `spending_to_json` wrote.
+    """Reads the spending that `spending_to_json` wrote.
 
     Args:
       found: a list of dictionaries.

@@ -1,6 +1,6 @@
-"""Where a function of a number changes its sign, from the side where it is negative.
+"""Finds the sign change of a function, from the side where it is negative.
 
-The function is the gap between epsilon and its target, which costs seconds. It falls or
+The function is the gap between epsilon and its target, which takes seconds. It falls or
 grows with the number, and is positive on the side of a large epsilon.
 """
 
@@ -8,19 +8,19 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-# How near a gap comes to zero: roughly, where that costs less, and in the end.
+# The distance of a gap from zero: roughly, where that is cheaper, and in the end.
 ROUGHLY, ACCURACY = 2e-2, 1e-4
-# After so many trials a search ends, and where only a slope beyond this would do.
+# The limit on trials of a search, and the steepest slope that it follows.
 _MOST_TRIALS, _STEEPEST = 100, 1e3
 
 
 def solution(
     ratio: Callable[..., float], grid: tuple[float, float, float], is_whole: bool
 ) -> Any:
-    """The last number at which epsilon does not exceed its target.
+    """Returns the last number at which epsilon does not exceed its target.
 
     Args:
-      ratio: of epsilon to the target, to a `tolerance` that it takes. It may jump.
+      ratio: epsilon over the target, to a `tolerance` that it takes. It may jump.
       grid: the start, the factor and the end of the numbers tried first.
       is_whole: whether the numbers are whole.
     """
@@ -30,7 +30,7 @@ def solution(
         return math.log(min(max(ratio(x, **how), 1e-3), 1e3))
 
     allowed = round if is_whole else float
-    # To a few percent, and from above: where this is affordable, it is.
+    # Find it to a few percent, from above: if that is affordable, the exact one is.
     rough_gap = lambda x: gap(allowed(x), tolerance=ROUGHLY)
     good, factor, end = grid
     bad = good * factor
@@ -42,7 +42,7 @@ def solution(
     near = last_number(rough_gap, math.sqrt(good * bad), good, bad, ROUGHLY / 2)
     if is_whole:
         return last_near(gap, near, round(good), round(bad))
-    step = factor**0.1  # more than the rough one may be off by
+    step = factor**0.1  # more than the error of the rough search
     good, bad = near / step, bad if bad == end else near * step
     return last_number(gap, near, good, bad, ACCURACY)
 
@@ -50,17 +50,17 @@ def solution(
 def last_number(
     gap: Callable[[float], float], near: float, good: float, bad: float, accuracy: float
 ) -> float:
-    """A number where a gap is at most zero, and hardly less, by the secant method.
+    """Finds a number where a gap is at most zero, and hardly less, by secants.
 
     Args:
       gap: the logarithm of epsilon over its target, which may jump.
       near: a number near its change of sign.
-      good: where it is at most zero.
-      bad: on the other side of the change.
-      accuracy: how far below zero it may be.
+      good: a number where it is at most zero.
+      bad: a number on the other side of the change.
+      accuracy: the distance below zero that is accepted.
 
     Returns:
-      A number between the two; where the gap jumps, the last one before that.
+      A number between the two; where the gap jumps, the last number before the jump.
     """
     good, bad, x = math.log(good), math.log(bad), math.log(near)
     slope, before, at_good = math.copysign(1, bad - good), None, 0.0
@@ -80,7 +80,7 @@ def last_number(
 
 
 def last_near(gap: Callable[[int], float], near: float, good: int, bad: int) -> int:
-    """The last number of steps whose gap is not positive, near one that is known."""
+    """Finds the last number of steps with a gap of at most zero, near a known one."""
     low, high = math.floor(0.95 * near), math.ceil(1.05 * near)
     if low > good and gap(low) <= 0:
         good = low
@@ -92,16 +92,16 @@ def last_near(gap: Callable[[int], float], near: float, good: int, bad: int) -> 
 
 
 def last_affordable(gap: Callable[[int], float], affordable: int, too_many: int) -> int:
-    """The last number of steps whose gap is not positive, exact below 10,000.
+    """Finds the last number of steps with a gap of at most zero, exact below 10,000.
 
-    By interpolation, or by bisection where that did not halve what is left.
+    It interpolates, or bisects where interpolation did not halve the interval.
     """
     low, high = gap(affordable), gap(too_many)
     interpolates = True
     while too_many - affordable > max(1, 1e-4 * affordable):
         width = too_many - affordable
         share = low / (low - high) if interpolates else 0.5
-        # No nearer to an end than need be: then the other end comes as near at once.
+        # Keep a distance from both ends, so that the other end comes near at once.
         least = int(max(1, 1e-4 * affordable))
         middle = affordable + min(max(round(share * width), least), width - least)
         at_middle = gap(middle)

@@ -1,10 +1,10 @@
-r"""The epsilon of a search over hyperparameters, of which the best trial is published.
+r"""The epsilon of a search over hyperparameters that publishes the best trial.
 
 A trial draws a candidate, trains privately and scores the model. In a search the number
-of trials is random and secret, the candidates are drawn with replacement, and nothing
-but the best trial is published: eight trials cost about one and a half times the
-epsilon of one, and sixty-four about twice. (All of a fixed number of trials may be
-published; they compose.) `training.search` makes such a search. Here is its proof.
+of trials is random and secret, the candidates are drawn with replacement, and only the
+best trial is published: eight trials cost about one and a half times the epsilon of
+one, and sixty-four about twice. (All trials of a fixed number may be published; they
+compose.) `training.search` makes such a search. This is its proof.
 
 A trial Q draws a candidate, trains with it and scores the model; its output y has
 candidate, model and score. K trials are made, and the one with the best score is
@@ -17,10 +17,10 @@ of K. The best of k trials has density k q F^{k-1}, so the result has
 
 .. math:: a(y) = q(y) f'(F(y)),
 
-and the event that nothing is (K = 0) the same probability on all data sets. Primes on
-q, F and a are for a neighbor from here on, and f' is still the derivative. Let δ(ε) be
-the largest hockey-stick divergence of Q between neighbors, in either order, and m =
-f'(1) = E K. f' grows, so it is at most m.
+and the event that no trial is made (K = 0) has the same probability on all data sets.
+From here on, primes on q, F and a are for a neighbor, and f' is still the derivative.
+Let δ(ε) be the largest hockey-stick divergence of Q between neighbors, in either order,
+and m = f'(1) = E K. f' grows, so it is at most m.
 
 *Lemma.* If f'(F) <= e^c f'(F') everywhere, then δ_a(ε) <= m δ(ε - c).
 *Proof.* a - e^ε a' = f'(F) q - e^ε f'(F') q' <= f'(F) (q - e^{ε-c} q'), whose positive
@@ -28,7 +28,7 @@ part has an integral of at most m δ(ε - c). ∎ So ε_a(δ) = c + ε(δ / m).
 
 *Truncated negative binomial*, shape η and γ: with g(x) = 1 - (1 - γ) x it is
 f'(x) = m (γ / g(x))^{η+1}. Where Q is (ε₁, δ₁)-private, 1 - F' <= e^{ε₁} (1 - F) + δ₁,
-since what is above y is one set on all data sets. So
+since the set of outputs above y is the same on all data sets. So
 
 .. math:: g(F') = \gamma + (1-\gamma)(1 - F')
     \le \gamma + (1-\gamma) \delta_1 + e^{\epsilon_1} (1-\gamma)(1-F)
@@ -81,13 +81,13 @@ from dpadambc.mechanisms.mechanism import Mechanism
 MechanismT = TypeVar("MechanismT", bound=Mechanism)
 Bound = Literal["profile", "renyi", "composition"]
 
-# Epsilon of one trial is solved for to about this, relative.
+# The relative accuracy to which the epsilon of one trial is solved for.
 _TOLERANCE = 5e-4
 
 
 def check_trials(trials: Trials) -> None:
     """Raises unless it is a distribution whose searches are accounted for."""
-    # Not a subclass, which may draw other numbers than it is accounted for.
+    # Not a subclass, which may draw numbers from another distribution.
     if type(trials) not in (
         GeometricTrials,
         TruncatedNegativeBinomial,
@@ -101,7 +101,7 @@ def check_trials(trials: Trials) -> None:
 
 
 def _least_ratio(gamma: float, profile: Callable[[float], float]) -> float:
-    """The least ε₁ with e^{ε₁} - 1 >= δ(ε₁) (1 - γ) / γ."""
+    """Finds the least ε₁ with e^{ε₁} - 1 >= δ(ε₁) (1 - γ) / γ."""
     gap = lambda x: math.expm1(x) * gamma - (1 - gamma) * profile(x)
     most = -math.log(gamma)
     if gap(0.0) >= 0 or gap(most) <= 0:
@@ -118,7 +118,7 @@ def by_profile(
     target_delta: float,
     rounding: float = 0.0,
 ) -> float:
-    """The lemma: c + ε(δ / m), where rounding may have taken so much off each delta."""
+    """Computes c + ε(δ / m) of the lemma, if each delta lacks at most `rounding`."""
     profile = lambda x: min(float(losses.get_delta_for_epsilon(x)) + rounding, 1.0)
     if isinstance(trials, TruncatedNegativeBinomial):
         c = (trials.shape + 1) * _least_ratio(trials.gamma, profile)
@@ -151,11 +151,11 @@ def _renyi_epsilon(
 
 
 class TunedEpsilon(NamedTuple):
-    """The cost of a search, beside those to compare it with.
+    """The cost of a search, with others to compare it with.
 
     Attributes:
-      epsilon: of the search.
-      bound: which bound gave it: of the privacy profile, of Rényi divergences, or of
+      epsilon: the epsilon of the search.
+      bound: the bound that gave it: by the privacy profile, by Rényi divergences, or by
         composition.
       of_one_trial: the epsilon of one trial.
       of_composition: the epsilon of as many trials as are expected, rounded up, all of
@@ -181,7 +181,7 @@ class TunedEpsilon(NamedTuple):
 
     @property
     def cheaper(self) -> Literal["search", "composition"]:
-        """Whether the search costs less than composition of as many trials."""
+        """The cheaper of the search and the composition of as many trials."""
         return "search" if self.epsilon < self.of_composition else "composition"
 
 
@@ -193,11 +193,11 @@ def tuned_epsilon_of_event(
     target_delta: float,
     neighboring_relation: NeighboringRelation,
 ) -> TunedEpsilon:
-    """The least of the bounds that hold: see `tuned_epsilon`.
+    """Returns the least of the bounds that hold: see `tuned_epsilon`.
 
     Args:
       event: one trial.
-      accountants: that can account for it.
+      accountants: the accountants that can read it.
       trials: the distribution of the number of trials.
       target_delta: the delta that goes with it, in (0, 1).
       neighboring_relation: the difference of two neighboring data sets.
@@ -229,7 +229,7 @@ def tuned_epsilon(
     iterations: int | None = None,
     accountant: Accountant | None = None,
 ) -> TunedEpsilon:
-    """The epsilon of publishing the best of a random number of trials.
+    """Computes the epsilon of publishing the best of a random number of trials.
 
     Guarantees:
       * It holds for any score, where the score is computed inside the trial: from the
@@ -239,20 +239,20 @@ def tuned_epsilon(
       * It covers the best trial alone: not the number of trials, nor another score.
 
     Args:
-      mechanism: of one trial.
+      mechanism: the mechanism of one trial.
       target_delta: the delta that goes with it, in (0, 1).
       trials: the distribution of the number of trials, such as `GeometricTrials(8)`.
       iterations: the number of steps of each; `mechanism.iterations` by default.
-      accountant: `accounting.PLD` or `accounting.RDP`; by default the least bound of
-        all.
+      accountant: `accounting.PLD` or `accounting.RDP`; by default the least of all
+        bounds.
 
     Returns:
       A `TunedEpsilon`.
 
     Raises:
       TypeError: if `trials` is no such distribution.
-      ValueError: for a delta outside (0, 1), or an accountant that cannot account for
-        the sampling under the neighboring relation.
+      ValueError: if delta is outside (0, 1), or the accountant cannot account for the
+        sampling under the neighboring relation.
 
     Example:
       >>> import dpadambc
@@ -285,15 +285,15 @@ def calibrate_search(
     accountant: Accountant | None = None,
     **public_numbers: Any,
 ) -> MechanismT:
-    """The mechanism of one trial with which a whole search meets a target.
+    """Makes the mechanism of one trial with which a whole search meets a target.
 
     Args:
       kind: the class of the mechanism.
-      target_epsilon: of the search; to reach and not to exceed.
+      target_epsilon: the epsilon of the search to reach and not to exceed.
       target_delta: the delta that goes with it.
       trials: the distribution of the number of trials.
       accountant: `accounting.PLD` or `accounting.RDP`; by default the least bound.
-      **public_numbers: as for `Mechanism.calibrate`.
+      **public_numbers: the arguments of `Mechanism.calibrate`.
 
     Returns:
       A mechanism whose search costs the target, to three digits, and never more.

@@ -1,4 +1,4 @@
-r"""The meaning of an epsilon: how well an attacker tells neighboring data sets apart.
+r"""The meaning of an epsilon: the errors of an attacker on neighboring data sets.
 
 An attacker sees all that was released and says whether one example was in the data.
 There are two errors: a false alarm (false positive rate α) and a miss (false negative
@@ -8,10 +8,10 @@ rate β). A mechanism that is (ε, δ)-private, for all ε of its profile δ(ε)
     1 - \delta(\varepsilon) - e^\varepsilon \alpha,\;
     e^{-\varepsilon} (1 - \delta(\varepsilon) - \alpha))
 
-on every attack, whichever of the two data sets is the true one: δ is the larger of the
-two directions, so f is symmetric. The profile is from above, and a maximum over fewer ε
-is smaller, so f is from below and the reach of attackers from above, but for rounding
-of the sums here in float64, some 1e-12. The rounding of compositions is added to δ.
+on every attack, for either true data set: δ is the larger of the two directions, so f
+is symmetric. The profile is from above, and a maximum over fewer ε is smaller, so f is
+from below and the success of attackers from above, except for the rounding of the sums
+here in float64, some 1e-12. The rounding of compositions is added to δ.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class TradeOff:
 
     Attributes:
       epsilons: shape (levels,), increasing, the first at least 0.
-      deltas: shape (levels,), that go with them.
+      deltas: shape (levels,), the delta of each epsilon.
 
     Example:
       >>> import dpadambc
@@ -62,7 +62,7 @@ class TradeOff:
     deltas: np.ndarray
 
     def false_negative_rate(self, false_positive_rate: npt.ArrayLike) -> np.ndarray:
-        """The least rate of misses of any attack, f(α), from below.
+        """Computes the least rate of misses of any attack, f(α), from below.
 
         Args:
           false_positive_rate: α, in [0, 1], any shape.
@@ -82,11 +82,11 @@ class TradeOff:
         return np.maximum(0, np.maximum(lines, mirrored).max(axis=-1))
 
     def true_positive_rate(self, false_positive_rate: npt.ArrayLike) -> np.ndarray:
-        """The largest share of members that any attack can find, 1 - f(α), from above.
+        """Computes the most members that any attack can find, 1 - f(α), from above.
 
         Args:
-          false_positive_rate: the share of others that it takes for members, in [0, 1],
-            any shape.
+          false_positive_rate: the fraction of non-members that it takes for members, in
+            [0, 1], any shape.
 
         Returns:
           An array of the same shape; the false positive rate itself where nothing is
@@ -103,21 +103,21 @@ class TradeOff:
         return float(np.max((1 - self.deltas) / (1 + np.exp(self.epsilons))))
 
     def gaussian_mu(self, least_error_rate: float = 1e-6) -> float:
-        r"""The μ of Gaussian differential privacy, as far as errors can be counted.
+        r"""Computes the μ of Gaussian differential privacy, for countable errors.
 
         The mechanism is as private as *one* look at a number with Gaussian noise of
-        standard deviation 1/μ that an example moves by 1. To be exact: μ is the
-        smallest for which no attack whose false positive rate and false negative rate
-        are both at least `least_error_rate` does better than the best against that
+        standard deviation 1/μ that an example moves by 1. Precisely, μ is the smallest
+        for which no attack whose false positive rate and false negative rate are both
+        at least `least_error_rate` does better than the best attack against that
         Gaussian,
 
         .. math:: f(\alpha) \ge \Phi(\Phi^{-1}(1 - \alpha) - \mu).
 
-        Of rarer errors it says nothing: with sampling, the events of one in a billion
+        It says nothing of rarer errors: with sampling, the events of one in a billion
         runs are those in which an example took part far more often, and μ grows.
 
         Args:
-          least_error_rate: from which rate on, in (0, 1).
+          least_error_rate: the least rate that counts, in (0, 1).
 
         Returns:
           μ, from above: 1/z for the Gaussian with noise multiplier z. Infinity if an
@@ -143,7 +143,7 @@ class TradeOff:
 
 
 def trade_off(mechanism: Mechanism, iterations: int | None = None) -> TradeOff:
-    """The errors that no attack on a run can avoid.
+    """Computes the errors that no attack on a run can avoid.
 
     Args:
       mechanism: the public numbers.
@@ -171,7 +171,7 @@ def trade_off(mechanism: Mechanism, iterations: int | None = None) -> TradeOff:
     if PLD.is_astronomical(event):
         return TradeOff(np.zeros(1), np.ones(1))
     losses = PLD.on_fine_grid(event, relation, _TARGET_DELTA).losses
-    # Where mass is at infinity, no ε goes with a δ below it.
+    # Where mass is at infinity, no ε has a δ below it.
     floor = float(losses.get_delta_for_epsilon(math.inf))
     largest = losses.get_epsilon_for_delta(floor + _LEAST_DELTA)
     epsilons = np.unique(np.linspace(0, min(largest, 700.0), _NUM_EPSILONS))

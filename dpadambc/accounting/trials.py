@@ -1,9 +1,9 @@
-"""How many trials a search over hyperparameters makes.
+"""Distributions of the number of trials in a search over hyperparameters.
 
 The best of a fixed number of private runs is far less private than one of them: if
 *all* other trials did worse, this reveals something of each. A random, secret number of
-trials hides the single trial. The distributions are public; the draw is
-secret. `search` has the cost of a search.
+trials hides the single trial. The distributions are public; the draw is secret.
+`search` has the cost of a search.
 """
 
 import abc
@@ -35,7 +35,7 @@ class Trials(abc.ABC):
 
     @abc.abstractmethod
     def pmf(self, number: np.ndarray | int) -> np.ndarray:
-        """The probability of each of these numbers of trials."""
+        """Returns the probability of each of these numbers of trials."""
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator) -> int:
@@ -44,7 +44,7 @@ class Trials(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class _OfMean(Trials):
-    """A distribution that is made from its mean."""
+    """A distribution that is given by its mean."""
 
     mean: float
 
@@ -63,14 +63,15 @@ class _OfMean(Trials):
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedNegativeBinomial(_OfMean):
-    r"""At least one trial, from concentrated (large shapes) to heavy-tailed ones.
+    r"""A distribution of at least one trial, from concentrated to heavy-tailed.
 
     .. math:: P(K = k) = \frac{(1 - \gamma)^k}{\gamma^{-\eta} - 1}
         \binom{k + \eta - 1}{k}, \quad k = 1, 2, \dots
 
-    with the shape η, and γ such that the mean is the one asked for. Shape 1 is the
-    geometric distribution, shape 0 (the limit) the logarithmic one. Small shapes cost
-    less privacy for the same mean, and end more often after a few trials.
+    with the shape η, and γ such that the mean is the requested one. Large shapes are
+    concentrated. Shape 1 is the geometric distribution, shape 0 (the limit) the
+    logarithmic one. Small shapes cost less privacy for the same mean, and end more
+    often after a few trials.
 
     Args:
       mean: the expected number of trials, at least 1.
@@ -113,19 +114,19 @@ class TruncatedNegativeBinomial(_OfMean):
         return math.exp(scipy.optimize.root_scalar(gap, **numbers).root)
 
     def _power(self, x: float) -> float:
-        """(exp(shape x) - 1) / shape, for shape 0, and next to it, its limit."""
+        """Computes (exp(shape x) - 1) / shape, for a shape near 0 its limit."""
         return math.expm1(self.shape * x) / self.shape if self.shape > 1e-12 else x
 
     @property
     def _first(self) -> float:
-        """P(K = 1)."""
+        """The probability of one trial, P(K = 1)."""
         if self.gamma == 1:
             return 1.0
         x = math.log(self.gamma)
         return math.expm1(x) * math.exp(self.shape * x) / self._power(x)
 
     def pmf(self, number: np.ndarray | int) -> np.ndarray:
-        """The probability of each of these numbers of trials."""
+        """Returns the probability of each of these numbers of trials."""
         k = np.asarray(number)
         later, gammaln = np.maximum(k, 1) - 1.0, scipy.special.gammaln
         log_ratio = gammaln(later + 1 + self.shape) - gammaln(1 + self.shape)
@@ -144,7 +145,7 @@ class TruncatedNegativeBinomial(_OfMean):
 
 @dataclasses.dataclass(frozen=True)
 class GeometricTrials(TruncatedNegativeBinomial):
-    """At least one trial, and after each one another with the same probability.
+    """A distribution of at least one trial, with a constant chance of another.
 
     Args:
       mean: the expected number of trials, at least 1.
@@ -169,7 +170,7 @@ class GeometricTrials(TruncatedNegativeBinomial):
 
 @dataclasses.dataclass(frozen=True)
 class PoissonTrials(_OfMean):
-    """About as many trials as expected; perhaps none, and then nothing is returned.
+    """A Poisson number of trials; with none, nothing is returned.
 
     Args:
       mean: the expected number of trials, at least 1.
@@ -189,7 +190,7 @@ class PoissonTrials(_OfMean):
     """
 
     def pmf(self, number: np.ndarray | int) -> np.ndarray:
-        """The probability of each of these numbers of trials."""
+        """Returns the probability of each of these numbers of trials."""
         return scipy.stats.poisson.pmf(number, self.mean)
 
     def sample(self, rng: np.random.Generator) -> int:
@@ -202,7 +203,7 @@ class FixedTrials(Trials):
     """A fixed number of trials: they compose, and all of them may be published.
 
     Args:
-      number: of trials, at least 1.
+      number: the number of trials, at least 1.
 
     Raises:
       TypeError: if it is not an int.
@@ -225,10 +226,10 @@ class FixedTrials(Trials):
         return float(self.number)
 
     def pmf(self, number: np.ndarray | int) -> np.ndarray:
-        """One for the number, zero for others."""
+        """Returns one for the number, and zero for others."""
         return np.where(np.asarray(number) == self.number, 1.0, 0.0)
 
     def sample(self, rng: np.random.Generator) -> int:
-        """The number of trials, which is no secret."""
+        """Returns the number of trials, which is not secret."""
         del rng
         return int(self.number)

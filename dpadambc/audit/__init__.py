@@ -1,10 +1,9 @@
 """Checks of your own training: is it as private as it claims?
 
 `run` makes all checks of a `Pipeline`. You can also make each one alone: `sensitivity`,
-`noise`, `state`, `isolation`, `factored`, `sampling`, `correction`.
-`empirical_epsilon` bounds epsilon from below after a run with canaries. A `Finding`
-says pass, fail or not tested. A pass means that this check, with the power that it
-states, found no breach.
+`noise`, `state`, `isolation`, `factored`, `sampling`, `correction`. `empirical_epsilon`
+bounds epsilon from below after a run with canaries. A `Finding` says pass, fail or not
+tested. A pass means that this check, with its stated power, found no breach.
 """
 
 from dpadambc.audit.canaries import GradientCanaries as GradientCanaries

@@ -17,8 +17,8 @@ from dpadambc.mechanisms.shuffled import ShuffledGaussian
 from dpadambc.mechanisms.truncated import TruncatedPoissonGaussian
 
 _MOST_BATCHES = 400
-_LEAST_SIZE = 16  # of a set that never occurs twice by chance
-_COMPARISONS = 5  # of one number each
+_LEAST_SIZE = 16  # the size of a set that never occurs twice by chance
+_COMPARISONS = 5  # for each number
 
 
 class Batches:
@@ -47,17 +47,18 @@ class Batches:
 
     @property
     def participations(self) -> np.ndarray:
-        """How often each example takes part, over all runs."""
+        """The number of times that each example takes part, over all runs."""
         counts = [np.asarray(m.sum(axis=0)).ravel() for m in self.matrices]
         return np.sum(counts, axis=0)
 
 
 def _identical(runs: list[list[np.ndarray]], num_examples: int) -> tuple[int, int]:
-    """How many batches repeat an earlier one, among so many.
+    """Counts the batches that repeat an earlier one, and the batches compared.
 
     Small batches are compared several in a row: together they are one of many sets.
     """
-    # How many examples are hardly in two of them by chance, or hardly left out of two.
+    # The number of examples that are hardly in both, or hardly missing in both, by
+    # chance.
     rare = lambda size: min(size, num_examples - size)
     mean = np.mean([rare(len(b)) for run in runs for b in run] or [0])
     in_a_row = math.ceil(_LEAST_SIZE / max(mean, 0.1))
@@ -79,7 +80,7 @@ def _by_chance(
     variance: float,
     score: float | None = None,
 ) -> Finding:
-    """A number that is near its mean, by chance."""
+    """Tests that a number is near its mean, as by chance."""
     error = math.sqrt(max(variance, 1e-300))
     if score is None:
         score = (value - mean) / error if value != mean else 0.0
@@ -92,12 +93,12 @@ def _by_chance(
 
 
 def _exact(name: str, count: int, sentence: str) -> Finding:
-    """A number of cases that must be zero."""
+    """Tests that a number of cases is zero."""
     return within(f"sampling {name}", count, 0, sentence, "fails at one such case")
 
 
 def duplicates(drawn: Batches) -> Finding:
-    """Whether a batch has an example twice, or an index beyond the data."""
+    """Tests that no batch has an example twice, or an index beyond the data."""
     twice = lambda batch: len(batch) - len(np.unique(batch))
     beyond = lambda batch: int(np.sum(batch >= drawn.num_examples))
     bad = sum(twice(batch) + beyond(batch) for batch in drawn.each)
@@ -111,7 +112,7 @@ def _repetition(drawn: Batches) -> Finding:
 
 
 def _rate(drawn: Batches, prob: float) -> Finding:
-    """Whether examples are drawn with this probability."""
+    """Tests that examples are drawn with this probability."""
     count = int(drawn.all_sizes.sum())
     trials = drawn.num_examples * len(drawn.all_sizes)
     variance = prob * (1 - prob)
@@ -121,14 +122,14 @@ def _rate(drawn: Batches, prob: float) -> Finding:
 
 
 def _sizes(drawn: Batches, prob: float, repeated: float = 1.0) -> Finding:
-    """Whether sizes vary as those of independent draws.
+    """Tests that sizes vary like those of independent draws.
 
-    `repeated` is the variance of a mean of them, relative to that of independent sizes.
+    `repeated` is the variance of their mean, relative to that of independent sizes.
     """
     mean = drawn.num_examples * prob
     variance = mean * (1 - prob)
     dispersion = float(np.mean((drawn.all_sizes - mean) ** 2) / variance)
-    # The fourth moment of a binomial is a little more than a normal's.
+    # The fourth moment of a binomial is slightly larger than a normal's.
     fourth = 2 + (1 - 6 * prob * (1 - prob)) / variance
     spread = fourth / len(drawn.all_sizes) * repeated
     subject = "variance of batch sizes, relative to independent draws,"
@@ -137,14 +138,14 @@ def _sizes(drawn: Batches, prob: float, repeated: float = 1.0) -> Finding:
 
 
 def fixed_sizes(drawn: Batches, size: int) -> Finding:
-    """Whether all batches have this size."""
+    """Tests that all batches have this size."""
     wrong = int(np.sum(drawn.all_sizes != size))
     sentence = f"{wrong} of {len(drawn.all_sizes)} batches do not have {size} examples."
     return _exact("sizes", wrong, sentence)
 
 
 def truncated_sizes(drawn: Batches, mechanism: TruncatedPoissonGaussian) -> Finding:
-    """Whether sizes are those of Poisson batches that are cut off."""
+    """Tests that sizes are those of Poisson batches that are cut off."""
     sizes, cap = drawn.all_sizes, mechanism.truncated_batch_size
     number = np.arange(drawn.num_examples + 1)
     chances = scipy.stats.binom.pmf(number, drawn.num_examples, mechanism.sampling_prob)
@@ -164,7 +165,7 @@ def truncated_sizes(drawn: Batches, mechanism: TruncatedPoissonGaussian) -> Find
 
 
 def _participation(drawn: Batches) -> Finding:
-    """Whether examples take part equally often, but for chance."""
+    """Tests that examples take part equally often, except for chance."""
     probs = drawn.all_sizes / drawn.num_examples
     mean, variance = probs.sum(), float(np.sum(probs * (1 - probs)))
     if not variance:
@@ -178,7 +179,7 @@ def _participation(drawn: Batches) -> Finding:
 
 
 def _most_often(drawn: Batches) -> Finding:
-    """Whether one example takes part more often than any would by chance."""
+    """Tests that no example takes part more often than any would by chance."""
     most, trials = drawn.participations.max(), len(drawn.all_sizes)
     prob = float(drawn.all_sizes.mean()) / drawn.num_examples
     chance = scipy.stats.binom.logsf(most - 1, trials, prob)
@@ -195,14 +196,14 @@ def _most_often(drawn: Batches) -> Finding:
 
 
 def _overlap(n: int, overlaps: Any, one: Any, two: Any) -> np.ndarray:
-    """The overlaps of pairs of batches: their sum, its mean and variance by chance."""
+    """Returns the overlaps of pairs of batches: sum, mean and variance by chance."""
     mean = one * two / n
     variance = mean * (n - one) * (n - two) / (n * max(n - 1, 1))
     return np.array([float(np.sum(x)) for x in (overlaps, mean, variance)])
 
 
 def _independence(drawn: Batches) -> Finding:
-    """Whether a batch predicts another, of the same run or of another."""
+    """Tests that no batch predicts another, of the same run or of another run."""
     matrices, sizes, steps = drawn.matrices, drawn.sizes, drawn.steps
     products = [np.asarray((m @ m.T).todense()) for m in matrices]
     lags: dict[str, np.ndarray] = {}
@@ -218,7 +219,7 @@ def _independence(drawn: Batches) -> Finding:
         runs[f"runs {i} and {k}"] = _overlap(drawn.num_examples, *pair)
     varies = lambda sums: {name: x for name, x in sums.items() if x[2]}
     lags, sums = varies(lags), varies(lags) | varies(runs)
-    if lags:  # each of them may be too little to see
+    if lags:  # each lag may be too small to detect
         sums["all steps"] = np.sum(list(lags.values()), axis=0)
     if not sums:
         return not_tested("sampling independence", "all batches are the whole data.")
@@ -235,7 +236,7 @@ def _independence(drawn: Batches) -> Finding:
 
 
 def _adjacent(drawn: Batches) -> Finding:
-    """Whether examples that are next to each other are drawn together."""
+    """Tests that adjacent examples are not drawn together."""
     n, sizes = drawn.num_examples, drawn.all_sizes.astype(float)
     together = sum(float(m[:, :-1].multiply(m[:, 1:]).sum()) for m in drawn.matrices)
     expected = sizes * (sizes - 1) / n
@@ -247,7 +248,7 @@ def _adjacent(drawn: Batches) -> Finding:
 
 
 def independent(drawn: Batches) -> list[Finding]:
-    """Tests of independent draws, whatever the sizes of their batches."""
+    """Tests that draws are independent, for any sizes of their batches."""
     tests = (_participation, _most_often, _independence, _adjacent, _repetition)
     return [test(drawn) for test in tests]
 
@@ -273,9 +274,9 @@ def shuffled(drawn: Batches, mechanism: ShuffledGaussian) -> Finding:
 
 
 def cycles(drawn: Batches, mechanism: BandedGaussian) -> list[Finding]:
-    """Tests that each part of the data has its turn: its steps are a cycle apart.
+    """Tests that the turns of each part of the data are a cycle apart.
 
-    Counted are the participations in whole cycles, in which each example has one turn,
+    It counts the participations in whole cycles, in which each example has one turn,
     and the examples that are in two turns in a row.
     """
     parts, prob = mechanism.parts, mechanism.sampling_prob
@@ -306,7 +307,7 @@ def cycles(drawn: Batches, mechanism: BandedGaussian) -> list[Finding]:
 
 
 def allocation(drawn: Batches, mechanism: RandomAllocationGaussian) -> list[Finding]:
-    """Tests that each example is in so many batches of an epoch, drawn at random."""
+    """Tests that each example is in the right number of random batches of an epoch."""
     length, number, wrong = mechanism.batches_per_epoch, mechanism.participations, 0
     for matrix in drawn.matrices:
         for start in range(0, matrix.shape[0], length):
@@ -319,14 +320,14 @@ def allocation(drawn: Batches, mechanism: RandomAllocationGaussian) -> list[Find
     prob = number / length
     if prob == 1:
         return [exact]
-    # The sizes of an epoch have a fixed sum: one number less varies.
+    # The sizes of an epoch have a fixed sum, so one number fewer varies.
     sizes = _sizes(drawn, prob, length / (length - 1))
     tests = (_independent_epochs(drawn, length), _adjacent(drawn), _repetition(drawn))
     return [exact, sizes, *tests]
 
 
 def _independent_epochs(drawn: Batches, length: int) -> Finding:
-    """Whether an epoch predicts the next one, by overlaps at each place."""
+    """Tests that no epoch predicts the next one, by overlaps at each position."""
     pairs = []
     for matrix, sizes in zip(drawn.matrices, drawn.sizes, strict=True):
         if len(sizes) > length:

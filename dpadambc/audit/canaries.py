@@ -1,4 +1,4 @@
-"""Examples that you insert into the data to see whether the model reveals them."""
+"""Examples that you insert into the data, to see whether the model reveals them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,19 +16,19 @@ from dpadambc.mechanisms import names
 @names.explained
 @dataclasses.dataclass(frozen=True)
 class GradientCanaries:
-    """Examples whose gradient is one coordinate, at the clip norm.
+    """Canaries whose gradient is one coordinate, at the clip norm.
 
     Each example gets one more argument, the first: the number of its canary, or -1. The
     loss of a canary is linear in one coordinate of the largest array of parameters. So
     its gradient is known, and its trace in the private gradients is one number: see
-    `scores`. No example can be stronger in a clipped sum, and no canary disturbs
-    another.
+    `scores`. No example can be stronger in a clipped sum, and canaries do not interfere
+    with each other.
 
     Args:
       params: the parameters that are trained.
       num_canaries: at most the size of the largest array.
-      l2_clip_norm: C.
-      seed: of the coordinates, and of the members.
+      l2_clip_norm: C, the clip norm.
+      seed: the seed of the coordinates, and of the members.
 
     Raises:
       ValueError: if there are more canaries than coordinates.
@@ -70,7 +70,7 @@ class GradientCanaries:
 
     @property
     def is_member(self) -> np.ndarray:
-        """Whether a canary is in the data: a fair coin each, shape (num_canaries,)."""
+        """Whether each canary is in the data, by a fair coin, shape (num_canaries,)."""
         rng = np.random.default_rng([self.seed, 1])
         return rng.random(self.num_canaries) < 0.5
 
@@ -85,7 +85,7 @@ class GradientCanaries:
         return jax.tree.leaves(tree)[int(np.argmax(sizes))]
 
     def loss(self, loss_fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        """The loss of `(params, canary, *example)`."""
+        """Returns the loss of `(params, canary, *example)`."""
         coordinates = jnp.asarray(self._coordinates, jnp.int32)
 
         def of_one(params, canary, *example):
@@ -96,7 +96,7 @@ class GradientCanaries:
         return of_one
 
     def insert(self, data: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The data with the members among the canaries behind them."""
+        """Appends the members among the canaries to the data."""
         members = np.flatnonzero(self.is_member).astype(np.int32)
         size = jax.tree.leaves(data)[0].shape[0]
         numbers = np.concatenate([np.full(size, -1, np.int32), members])
@@ -107,7 +107,7 @@ class GradientCanaries:
     def with_sum(
         self, optimizer: optax.GradientTransformation
     ) -> optax.GradientTransformationExtraArgs:
-        """The same optimizer, with the sum of its private gradients in its state."""
+        """Wraps an optimizer: its state gets the sum of its private gradients."""
 
         def add(updates, state, params=None):
             return updates, optax.tree.add(state, updates)
@@ -117,7 +117,7 @@ class GradientCanaries:
         return optax.chain(of_sum, optimizer)
 
     def scores(self, opt_state: Any) -> np.ndarray:
-        """How far the private gradients went along each canary's, in total.
+        """Sums the components of the private gradients along each canary's gradient.
 
         Args:
           opt_state: the state of an optimizer `with_sum`.

@@ -1,4 +1,4 @@
-"""The noise that a correction subtracts, against the noise that arrives there."""
+"""Compares the noise that a correction subtracts with the noise in its input."""
 
 import functools
 import math
@@ -24,14 +24,14 @@ _ROUNDING = 1e-3
 
 
 def _corrections(opt_state: Any) -> list[Any]:
-    """The states of corrections in the state of an optimizer, with moments in them."""
+    """Returns the corrections' states in an optimizer's state, with moments."""
     is_one = lambda node: hasattr(node, "nu") and hasattr(node, "noise_variance")
     found = filter(is_one, jax.tree.leaves(opt_state, is_leaf=is_one))
     return [node for node in found if jax.tree.leaves(node.nu)]
 
 
 def _moments(node: Any) -> tuple[Any, Any]:
-    """The sum of second moments of a correction, and of the noise it subtracts."""
+    """Sums the second moments of a correction, and the noise that it subtracts."""
     leaves = jax.tree.leaves(node.nu)
     levels = jax.tree.leaves(stddev_per_leaf(node.noise_variance, node.nu))
     noise = sum(v * nu.size for v, nu in zip(levels, leaves, strict=True))
@@ -39,7 +39,7 @@ def _moments(node: Any) -> tuple[Any, Any]:
 
 
 def is_corrected(make_optimizer: MakeOptimizer, params: optax.Params) -> bool:
-    """Whether the state of an optimizer has a correction, as of `scale_by_adam_bc`."""
+    """Returns whether an optimizer's state has a correction like `scale_by_adam_bc`."""
     init = lambda key: make_optimizer(key).init(params)
     return bool(_corrections(jax.eval_shape(init, jax.random.key(0))))
 
@@ -51,15 +51,15 @@ def correction(
 
     A gradient of zero has the clean second moment 0, so that
     :math:`\mathbb{E}[\hat v - \hat \Phi]` must be 0: all of :math:`\hat v` is noise.
-    The chain runs 24 steps with keys of its own in each of many runs, and the mean of
+    The chain runs 24 steps with separate keys in each of many runs, and the mean of
     :math:`\hat v` is compared with that of :math:`\hat \Phi`. Both include every stage
-    between the noise and the correction. The share of :math:`\hat \Phi` that is
+    between the noise and the correction. The fraction of :math:`\hat \Phi` that is
     subtracted, the argument `correction`, is not in the state and is not checked.
 
     Args:
-      make_optimizer: as for `noise`: of a key, returns the chain with the noise in it.
+      make_optimizer: a function of a key that returns the chain with the noise in it.
       params: the parameters, or arrays of the same shapes.
-      mechanism: whose gradients come in.
+      mechanism: the mechanism of the incoming gradients.
 
     Returns:
       A `Finding`: the largest deviation of mean v̂ from mean Φ̂, relative. *Not tested*

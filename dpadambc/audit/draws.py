@@ -1,4 +1,4 @@
-"""The noise of a step at its crossings, and the movement of the data that meets it."""
+"""Measures a step's noise and the sensitivity it has to cover."""
 
 import functools
 import math
@@ -16,11 +16,11 @@ from dpadambc.core.mechanism import Mechanism
 ITERATIONS = 3
 _MOST_VALUES = 4_000_000
 _MOST_RUNS = 4_096
-_MOST_OF_A_START = 2_000  # numbers of an array of the first state
+_MOST_OF_A_START = 2_000  # numbers of an array in the first state
 
 
 def multiplier(mechanism: Mechanism, step: int) -> float:
-    """The noise multiplier that the mechanism claims for a step."""
+    """Returns the noise multiplier that the mechanism claims for a step."""
     z = mechanism.noise_multiplier
     value: Any = z(step) if callable(z) else z
     return float(value)
@@ -31,17 +31,17 @@ class Drawn(NamedTuple):
 
     values: np.ndarray  # shape=(runs, steps, coordinates), float64
     happened: np.ndarray  # shape=(runs, steps), bool
-    num_devices: int  # that draw, in a shard_map
-    start: list[np.ndarray]  # of each real array of the first state, (runs, numbers)
+    num_devices: int  # that draw in a shard_map
+    start: list[np.ndarray]  # each real array of the first state, (runs, numbers)
     totals: np.ndarray  # some of its sums with the data, (runs, steps, numbers)
 
     def of_steps(self, span: slice) -> np.ndarray:
-        """The draws of some steps, of the runs that have any."""
+        """Returns the draws of some steps, of the runs that have any."""
         return self.values[:, span][self.happened[:, span]]
 
     @property
     def count(self) -> int:
-        """How many numbers were drawn."""
+        """The number of drawn numbers."""
         return int(self.happened.sum()) * self.values.shape[-1]
 
     @property
@@ -53,7 +53,7 @@ class Drawn(NamedTuple):
 
     @property
     def stddev_at_first(self) -> float:
-        """Root mean square at the first step, or over all if that has none."""
+        """The root mean square in the first step, or in all if that has none."""
         found = self.of_steps(slice(0, 1))
         found = found if found.size else self.of_steps(slice(None))
         return math.sqrt(float(np.mean(found**2))) if found.size else 0.0
@@ -65,21 +65,21 @@ Noise = dict[Path, Drawn]
 
 
 class Measured(NamedTuple):
-    """A step of a mechanism: the noise at its crossings, and the movement of data."""
+    """A step of a mechanism: the noise at its crossings, and the change of the data."""
 
     mechanism: Mechanism
     steps: Steps
     followed: Followed
-    state: Any  # one in which noise is added in the next step
-    neighbors: list[Any]  # data; the others differ from the first in one example
-    factor: float  # how much further apart neighbors may be than these
-    everybody: Any  # data of another run of many steps, if there is one
+    state: Any  # a state whose next step adds noise
+    neighbors: list[Any]  # the others differ from the first in one example
+    factor: float  # the largest distance of neighbors over that of these
+    everybody: Any  # data of another run of many steps, if any
     noise: Noise
     moved: list[Response]
 
 
 def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
-    """The noise at the crossings, over runs and steps, with keys of their own."""
+    """Draws the noise at the crossings, over runs and steps, with separate keys."""
     recorded = steps.recorded(crossings)
     shapes = jax.eval_shape(recorded, steps.state, steps.data)[1]
     size = sum(math.prod(record.noise.shape) for record in shapes.values())
@@ -100,7 +100,7 @@ def draw(steps: Steps, init: Init, crossings: list[Crossing]) -> Noise:
     keys = jax.random.split(jax.random.key(7_041_776), runs)
     starts, records = jax.jit(functools.partial(jax.lax.map, one))(keys)
     starts = [np.asarray(x, float).reshape(runs, -1) for x in starts]
-    with np.errstate(invalid="ignore"):  # a state may begin with infinity
+    with np.errstate(invalid="ignore"):  # a state may start with infinity
         starts = [x - x.mean(axis=0) for x in starts]
     rows = lambda x: np.asarray(x).reshape(runs, ITERATIONS, -1)
 
@@ -136,11 +136,11 @@ def once(
 def movements(
     steps: Steps, crossings: list[Crossing], data: list[Any], state: Any = None
 ) -> tuple[Any, list[Response]]:
-    """The movements of the data that arrives at the crossings.
+    """Measures the changes of the data at the crossings.
 
     Returns:
-      A state in which noise is added in the next step, and the differences of the other
-      data from the first.
+      A state whose next step adds noise, and the differences of the other data from the
+      first.
     """
     recorded = steps.recorded(crossings)
     state = steps.state if state is None else state
@@ -153,7 +153,7 @@ def movements(
     def response(data):
         found = {}
         for path, record in recorded(state, data)[1].items():
-            happened = bool(np.any(record.happened))  # else the product is no double
+            happened = bool(np.any(record.happened))  # or the product is no double
             found[path] = np.ravel(np.asarray(record.data, float)) * happened
         return found
 

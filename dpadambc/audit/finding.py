@@ -40,7 +40,7 @@ class Finding:
 
     @property
     def word(self) -> str:
-        """`pass`, `FAIL` or `not tested`."""
+        """The word of the outcome: `pass`, `FAIL` or `not tested`."""
         return {True: "pass", False: "FAIL", None: "not tested"}[self.passed]
 
     def __str__(self) -> str:
@@ -50,18 +50,18 @@ class Finding:
 def within(
     check: str, figure: float, bound: float, sentence: str, fails_if: str = ""
 ) -> Finding:
-    """A finding that passes if the figure is a number and at most the bound."""
+    """Makes a finding that passes if the figure is a number and at most the bound."""
     passed = bool(figure <= bound)
     return Finding(check, passed, float(figure), float(bound), sentence, fails_if)
 
 
 def not_tested(check: str, reason: str) -> Finding:
-    """The finding of a check that cannot decide."""
+    """Makes the finding of a check that cannot decide."""
     return Finding(check, None, None, None, f"Not tested: {reason}")
 
 
 def _excess(finding: Finding) -> float:
-    """The figure in units of the bound."""
+    """Returns the figure in units of the bound."""
     figure, bound = finding.figure or 0.0, finding.bound or 0.0
     if math.isnan(figure):
         return math.inf
@@ -69,11 +69,11 @@ def _excess(finding: Finding) -> float:
 
 
 def combined(check: str, parts: Sequence[Finding]) -> Finding:
-    """One finding of several: it fails if one does, and passes if all do.
+    """Combines findings: the result fails if one does, and passes if all do.
 
-    Figure and bound are those of the failed part that is furthest beyond its bound,
-    else of the first part that was not tested, else of the first. The sentence joins
-    those of all parts that do not pass, or is that of the first if all do.
+    Figure and bound come from the failed part that exceeds its bound by most, else from
+    the first part that was not tested, else from the first. The sentence joins those of
+    all parts that do not pass, or is that of the first if all do.
     """
     failed = [part for part in parts if part.passed is False]
     untested = [part for part in parts if part.passed is None]

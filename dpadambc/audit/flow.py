@@ -1,9 +1,9 @@
 """The places where a program adds noise to data, and the outputs that have none.
 
-Every value of a program (a jaxpr) gets a label. The examples are `DATA`, and so is all
-that is computed from them, until something random is added; from there on it is
-`PRIVATE`, and so is all that is computed from that alone. Such an addition is a
-*crossing*. Whether its noise is enough is measured elsewhere (`steps`, `noise_tests`).
+Every value of a program (a jaxpr) gets a label. The examples are `DATA`, and so is
+every value computed from them, until a random number is added; from there on the value
+is `PRIVATE`, and so is every value computed from it alone. Such an addition is a
+*crossing*. Other modules measure whether its noise is enough (`steps`, `noise_tests`).
 """
 
 import collections
@@ -18,56 +18,56 @@ import jax.numpy as jnp
 
 from dpadambc.engine import jaxprs
 
-Path = tuple[str, ...]  # of an equation: its number, and those that it is inside of
+Path = tuple[str, ...]  # an equation's number, and those of the outer ones
 
 
 class Label(enum.IntEnum):
-    """The origin of a value; of several, the greatest."""
+    """Where a value comes from; a value with several origins takes the most private."""
 
     PUBLIC = 0
-    NOISE = 1  # random bits under a key that nothing private made alone
+    NOISE = 1  # random bits under a key not made from private values alone
     PRIVATE = 2  # examples with noise
-    SCALED = 3  # noise times a private value, and all that follows from it
-    OPAQUE = 4  # cannot be followed: the host returns it, or noise is merged in
+    SCALED = 3  # noise times a private value, and later values
+    OPAQUE = 4  # not followed: from the host, or merged with noise
     DATA = 5  # examples without noise
 
 
 _RANDOM = {"random_bits", "random_fold_in", "random_seed", "random_wrap"}
 _RANDOM |= {"rng_bit_generator", "rng_uniform", "threefry2x32"}
-# How many operands of a generator are its key. A draw with a secret key is random
-# whatever its other operands are: the key of a step may be made of the sum too.
+# The number of operands of a generator that are its key. A draw with a secret key is
+# random for any other operands: the key of a step may be made from the sum too.
 _NUM_KEYS = {"random_fold_in": 1, "threefry2x32": 2}
 _HOST = {"pure_callback", "io_callback"}
 _TELLS_HOST = {"debug_callback", "debug_print", "io_callback", "pure_callback"}
 _SUMS = {"add", "add_any", "sub"}
-# The library's own addition: of noise and a sum, on the grid of a level.
+# The library's own addition of noise and a sum, on the grid of a level.
 _ON_GRID = "add_on_grid"
-# Noise may be added by these too, in a way that is not followed.
+# These operations may add noise too, in a way that is not followed.
 _MERGES = {"concatenate", "scatter-add", "stack"} | _SUMS
 ENTERED = jaxprs.INLINED | jaxprs.CUSTOM | jaxprs.REMATERIALIZED
 ENTERED |= {"custom_vmap_call", "shard_map"}
 
 
 class Crossing(NamedTuple):
-    """An addition of noise to a value that examples made.
+    """An addition of noise to a value computed from examples.
 
-    If more noise is added to the result at once, or taken from it, that is part of the
-    same crossing: the noise is the sum.
+    If the program adds more noise to the result, or subtracts it, at once, that is part
+    of the same crossing: the noise is the sum.
     """
 
     path: Path
     noise_operand: int  # which of the two operands is the noise
     is_difference: bool  # whether the second operand is subtracted
-    before: "Crossing | None" = None  # the addition whose result this one goes on with
+    before: "Crossing | None" = None  # the addition that this one continues
 
     @property
     def chain(self) -> frozenset[Path]:
-        """The paths of all additions that make the noise."""
+        """Returns the paths of all additions that make the noise."""
         return (self.before.chain if self.before else frozenset()) | {self.path}
 
 
 def is_key(x: Any) -> bool:
-    """Whether an array holds keys: typed, or the words of one."""
+    """Returns whether an array holds keys: typed, or the words of one."""
     dtype = getattr(x, "dtype", None)
     if dtype is None:
         return False
@@ -76,16 +76,16 @@ def is_key(x: Any) -> bool:
 
 
 def label_of_public(x: Any) -> Label:
-    """The label of an input beside the examples: a key, or a public number."""
+    """Returns the label of an input besides the examples: a key, or a public number."""
     return Label.NOISE if is_key(x) else Label.PUBLIC
 
 
 @dataclasses.dataclass
 class Flow:
-    """Labels of a program, and its crossings.
+    """The labels of a program, and its crossings.
 
     Args:
-      ignored: additions whose noise does not count: their results are `DATA` still.
+      ignored: additions whose noise does not count: their results stay `DATA`.
       of_constant: the label of a constant of the program.
     """
 
@@ -99,7 +99,7 @@ class Flow:
     def follow(
         self, program: jex.ClosedJaxpr, labels: Sequence[Label], path: Path = ()
     ) -> list[Label]:
-        """The labels of the outputs, given those of the operands."""
+        """Returns the labels of the outputs, given those of the operands."""
         jaxpr = program.jaxpr
         constants = map(self.of_constant, program.consts)
         known: dict[Any, Label] = dict(zip(jaxpr.constvars, constants, strict=True))
@@ -113,7 +113,7 @@ class Flow:
             name, (out, *_) = eqn.primitive.name, (*eqn.outvars, None)
             is_sum = name in _SUMS and jnp.issubdtype(out.aval.dtype, jnp.floating)
             if is_sum or eqn.params.get("name") == _ON_GRID:
-                # A result with noise that is used here alone.
+                # A result with noise, used only here.
                 before = [
                     None if jaxprs.is_literal(x) or uses[x] != 1 else noised.get(x)
                     for x in eqn.invars[:2]
@@ -131,7 +131,7 @@ class Flow:
         return [read(x) for x in jaxpr.outvars]
 
     def _result(self, name: str, operands: list[Label]) -> Label:
-        """The label of the results of a primitive that has no program inside."""
+        """Returns the label of the results of a primitive without an inner program."""
         operands = operands[: _NUM_KEYS.get(name)]
         most = max(operands, default=Label.PUBLIC)
         self.tells_host |= name in _TELLS_HOST and most == Label.DATA
@@ -152,7 +152,7 @@ class Flow:
         path: Path,
         before: list[Crossing | None],
     ) -> Label:
-        """The label of a sum or a difference of two floating-point arrays."""
+        """Returns the label of a sum or a difference of two floating-point arrays."""
         most = max(operands)
         if most == Label.DATA and {Label.OPAQUE, Label.SCALED} & set(operands):
             return Label.OPAQUE  # it may be noise, of an unknown level

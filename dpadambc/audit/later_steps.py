@@ -1,4 +1,4 @@
-"""Later steps of a run: the noise does not fade, repeat, or fall behind the data."""
+"""Tests that the noise of later steps does not fade, repeat, or fall short."""
 
 import math
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from dpadambc.core.mechanism import Mechanism
 
 _MOST_STEPS = 512
 _MOST_VALUES = 20_000_000
-_STATES = 8  # in which an example is looked at
-_HEAD = 32  # numbers that are compared with those of other steps
+_STATES = 8  # in which an example is tried
+_HEAD = 32  # numbers to compare with those of other steps
 
 
 class _Seen(NamedTuple):
@@ -29,7 +29,7 @@ class _Seen(NamedTuple):
 
 
 def later_steps(found: Measured) -> Finding:
-    """One run of many steps, instead of many runs of a few."""
+    """Tests one run of many steps, instead of many runs of a few."""
     steps, followed, noise = found.steps, found.followed, found.noise
     sizes = {path: drawn.values.shape[-1] for path, drawn in noise.items()}
     most = max(_MOST_VALUES // max(sum(sizes.values()), 1), 8)
@@ -53,7 +53,7 @@ def later_steps(found: Measured) -> Finding:
     moved: list[Response] = []
 
     def walk(data: Any) -> Iterator[dict[Path, _Seen]]:
-        """Looks at the neighbors in a few states, up to the last."""
+        """Evaluates the neighbors in a few states, up to the last."""
         state, numbers = steps.state, jnp.arange(iterations)
         for first in range(0, iterations, length):
             state, seen = advance(data, state, numbers[first : first + length])
@@ -64,7 +64,7 @@ def later_steps(found: Measured) -> Finding:
                 moved.append(scaled)
 
     seen = jax.tree.map(lambda *x: np.concatenate(x), *walk(steps.data))
-    # How far an example moves the sum may depend on the others that were there before.
+    # The change by an example may depend on earlier examples.
     if found.everybody is not None:
         list(walk(found.everybody))
     # In one row: a step of a small model has fewer numbers than a run of six.
@@ -79,7 +79,7 @@ def later_steps(found: Measured) -> Finding:
 
 
 def repetition(check: str, rows: list[np.ndarray], where: str) -> Finding:
-    """Whether runs of six numbers occur again."""
+    """Tests that no run of six numbers occurs again."""
     repeated, runs = statistics.repetitions(rows)
     sentence = f"{repeated} of {runs:,} runs of six numbers occur again{where}."
     fails_if = "fails if three runs of six numbers occur again, at any scale"
@@ -89,7 +89,7 @@ def repetition(check: str, rows: list[np.ndarray], where: str) -> Finding:
 def _fading(
     mechanism: Mechanism, noise: Noise, seen: dict[Path, _Seen], iterations: int
 ) -> Finding:
-    """The least level of a step, relative to the first ones and to the claim."""
+    """Returns the least level of a step, relative to the first and the claim."""
     claims = np.array([multiplier(mechanism, t) for t in range(iterations)])
     total, count = np.zeros(iterations), np.zeros(iterations)
     for path, drawn in noise.items():
@@ -122,7 +122,7 @@ def _fading(
 
 
 def _windows(each: np.ndarray) -> np.ndarray:
-    """Each number, and the sums of 2, 4, 8 and more in a row, up to all of them."""
+    """Returns each number, and the sums of 2, 4, 8 and more in a row, up to all."""
     found, size = [each], 1
     while size < len(each):
         size *= 2

@@ -15,16 +15,16 @@ from dpadambc.mechanisms.checks import check_mechanism
 
 _CHECK = "empirical epsilon"
 _BY_CHANCE = 1e-6
-_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # of the canaries, the surest, are guessed
+_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)  # fractions of the canaries to guess
 
 
 def one_run_epsilon(
     correct: int, guesses: int, *, num_canaries: int, delta: float, confidence: float
 ) -> float:
-    """The largest ε that one run refutes, by guesses of the canaries that were in it.
+    """Finds the largest ε that one run refutes, by guesses of its members.
 
-    Each canary was in the data with probability 1/2, whatever the others did. Nothing
-    else is assumed; canaries may influence each other.
+    Each canary was in the data with probability 1/2, independently of the others.
+    Nothing else is assumed; canaries may influence each other.
 
     References:
       Steinke et al., `Privacy Auditing with One (1) Training Run
@@ -32,11 +32,11 @@ def one_run_epsilon(
     """
 
     def is_refuted(epsilon: float) -> bool:
-        """Whether so many correct guesses are unlikely, if the run were private."""
+        """Returns whether this many correct guesses are unlikely for a private run."""
         prob = 1 / (1 + math.exp(-epsilon))
         chances = scipy.stats.binom.pmf(np.arange(correct + 1), guesses, prob)
         beta = scipy.stats.binom.sf(correct - 1, guesses, prob)
-        below = np.cumsum(chances[:correct][::-1])  # of correct - i to correct - 1
+        below = np.cumsum(chances[:correct][::-1])  # correct - i to correct - 1
         alpha = float(np.max(below / np.arange(1, correct + 1), initial=0.0))
         p_value = min(1.0, float(beta) + 2 * num_canaries * delta * alpha)
         return p_value < 1 - confidence
@@ -55,15 +55,15 @@ def one_run_epsilon(
 def _best_guesses(
     scores: np.ndarray, is_member: np.ndarray, delta: float, confidence: float
 ) -> tuple[float, int, int, float]:
-    """The best bound over some numbers of guesses, each with its part of the risk.
+    """Finds the best bound over some numbers of guesses, each with a part of the risk.
 
     Returns:
-      Epsilon, how many guesses were right, their number, and the largest epsilon had
-      all been right.
+      Epsilon, the number of right guesses, the number of guesses, and the largest
+      epsilon if all had been right.
     """
     count, risk = len(scores), (1 - confidence) / len(_SHARES)
     numbers: dict[str, Any] = dict(num_canaries=count, delta=delta, confidence=1 - risk)
-    # Canaries of one score are in random order: not members first.
+    # Canaries of equal score are in random order, not members first.
     order = np.lexsort((np.random.default_rng(0).permutation(count), scores))
     found, most = [], 0.0
     for share in _SHARES:
@@ -82,7 +82,7 @@ def _best_guesses(
 
 
 class Errors(NamedTuple):
-    """Bounds on the two errors of an attack, of a stated confidence together.
+    """Bounds on the two errors of an attack, which hold jointly with a confidence.
 
     Attributes:
       false_positive_rate: upper bounds, one for each threshold. shape=(thresholds,).
@@ -93,26 +93,26 @@ class Errors(NamedTuple):
     false_negative_rate: np.ndarray
 
     def epsilon(self, delta: float) -> float:
-        """The largest ε that these errors refute."""
+        """Returns the largest ε that these errors refute."""
         alpha, beta = self.false_positive_rate, self.false_negative_rate
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = np.array([(1 - delta - beta) / alpha, (1 - delta - alpha) / beta])
         return float(np.log(np.maximum(ratios, 1.0)).max(initial=0.0))
 
     def shortfall(self, mechanism: Mechanism) -> float:
-        """How far misses are below the trade-off function; negative if they are not."""
+        """Returns by how much misses are below the trade-off function."""
         curve = accounting.trade_off(mechanism)
         least = curve.false_negative_rate(self.false_positive_rate)
         return float(np.max(least - self.false_negative_rate))
 
     def family_epsilon(self, mechanism: Mechanism, target_delta: float) -> float:
-        """The largest ε that is refuted among mechanisms with more noise than this one.
+        """Finds the largest ε refuted among mechanisms with more noise than this one.
 
-        Error rates at one threshold refute far more of mechanisms with a known
-        trade-off function than of all that are (ε, δ)-private. So this bound comes
-        closest to the claim. It holds for runs whose sampling and steps are those of
-        the mechanism, with noise of an unknown level. It is 0 if sixteen times the
-        noise is not refuted.
+        Error rates at one threshold refute many more of the mechanisms with a known
+        trade-off function than of all that are (ε, δ)-private. So this bound is closest
+        to the claim. It holds for runs with the sampling and steps of the mechanism,
+        with noise of an unknown level. It is 0 if sixteen times the noise is not
+        refuted.
         """
         own: Any = mechanism
         z = own.noise_multiplier
@@ -130,17 +130,17 @@ class Errors(NamedTuple):
 def observed_errors(
     scores: np.ndarray, is_member: np.ndarray, *, confidence: float
 ) -> Errors:
-    """The errors of an attack that calls high scores members.
+    """Bounds the errors of an attack that calls high scores members.
 
-    Half of the scores choose the thresholds, and the other half is counted at them. The
-    counts have Clopper-Pearson bounds, with the confidence split among all of them.
-    They assume that scores are independent given the members, as those of canaries in
-    separate runs are, or of gradient canaries in coordinates of their own.
+    Half of the scores choose the thresholds, and the errors of the other half are
+    counted. The counts have Clopper-Pearson bounds, with the confidence split among all
+    of them. They assume that scores are independent given the members, like those of
+    canaries in separate runs, or of gradient canaries in separate coordinates.
 
     Args:
       scores: shape (canaries,), high for members.
       is_member: shape (canaries,), bool.
-      confidence: that all bounds hold, in (0, 1).
+      confidence: the confidence that all bounds hold, in (0, 1).
     """
     order = np.random.default_rng(0).permutation(len(scores))
     first, second = order[::2], order[1::2]
@@ -181,19 +181,19 @@ def empirical_epsilon(
     Args:
       scores: shape (canaries,), of a finished run: high for a canary that seems to be
         in the data, such as the decrease of its loss, or `GradientCanaries.scores`.
-      is_member: shape (canaries,), bool: whether it was, by a fair coin.
-      mechanism: whose epsilon is claimed.
+      is_member: shape (canaries,), bool: whether it was in the data, by a fair coin.
+      mechanism: the mechanism whose epsilon is claimed.
       target_delta: the δ that goes with it.
-      confidence: of each bound: a sound run fails with probability 1 - confidence.
-      independent: whether scores are independent given the members, as those of
-        `GradientCanaries` are but for the gradients of the data. If so, there is also a
+      confidence: that of each bound: a sound run fails with probability 1 - confidence.
+      independent: whether scores are independent given the members, like those of
+        `GradientCanaries` except for the gradients of the data. If so, there is also a
         tighter bound by error rates, and a comparison of these rates with the
         mechanism's trade-off function.
 
     Returns:
-      A `Finding`: the largest lower bound, against the epsilon claimed. *Not tested*
-      if it could not fail: if as many canaries, all guessed right, would not refute the
-      claim. Its `figure` is the bound all the same.
+      A `Finding`: the largest lower bound, against the epsilon claimed. *Not tested* if
+      it could not fail: if as many canaries, all guessed right, would not refute the
+      claim. Its `figure` is the bound in either case.
 
     Raises:
       ValueError: if the shapes differ, a score is NaN, all or none are members, or the
@@ -259,9 +259,9 @@ def empirical_epsilon(
 def _by_errors(
     errors: Errors, mechanism: Mechanism, target_delta: float, claim: float
 ) -> list[Finding]:
-    """Bounds by error rates: of any mechanism, and of one with its trade-off function.
+    """Bounds epsilon by error rates: of any mechanism, and by its trade-off function.
 
-    The second is for the mechanism with more noise, if its noise is one number.
+    The second bound is for mechanisms with more noise, if the noise is one number.
     """
     try:
         below = errors.shortfall(mechanism)

@@ -1,4 +1,4 @@
-"""Batches that differ in one example, and the examples that break an unbounded step."""
+"""Batches that differ in one example, and examples that break an unbounded step."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from dpadambc.core.clipped_sum import materialize
 Batch = tuple[Any, ...]  # pytrees of arrays, with the examples along axis 0
 
 HUGE = (1e3, 1e6, 1e15)
-_MOST_ARRAYS = 4  # of an example that are changed alone
+_MOST_ARRAYS = 4  # of an example, that are changed alone
 
 
 def num_examples(batch: Batch) -> int:
-    """The number of examples of a batch, at least two."""
+    """Returns the number of examples of a batch, at least two."""
     sizes = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(batch)}
     if len(sizes) != 1 or min(sizes) < 2:
         raise ValueError(
@@ -29,19 +29,19 @@ def num_examples(batch: Batch) -> int:
 
 
 def flat(tree: Any) -> np.ndarray:
-    """All numbers of a tree as one vector of doubles; it opens sealed gradients."""
+    """Concatenates all numbers of a tree to a vector of doubles; opens seals."""
     as_doubles = lambda x: np.ravel(np.asarray(x, float))
     leaves = map(as_doubles, jax.tree.leaves(materialize(tree)))
     return np.concatenate([[], *leaves])
 
 
 def is_real(x: Any) -> bool:
-    """Whether an array has floating-point numbers, not labels or ids."""
+    """Returns whether an array has floating-point numbers, not labels or ids."""
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
 
 
 def has_numbers(batch: Batch) -> bool:
-    """Whether an example has real numbers, which can be made large or broken."""
+    """Returns whether an example has real numbers, which can be large or broken."""
     return any(map(is_real, jax.tree.leaves(batch)))
 
 
@@ -52,13 +52,13 @@ def on_numbers(fun: Callable[[Any], Any], row: Any) -> Any:
 
 
 def wave(shape: tuple[int, ...], step: jax.Array) -> jax.Array:
-    """Numbers of at most 1, different in each step, and zero in step 0."""
+    """Returns numbers of at most 1, different in each step, and zero in step 0."""
     place = jnp.arange(math.prod(shape), dtype=jnp.float32).reshape(shape)
     return jnp.sin(step * (1 + 0.618 * place))
 
 
 def shifted(batch: Batch, step: jax.Array) -> Batch:
-    """The batch with real numbers that are a little different in each step."""
+    """Shifts the real numbers of a batch a little, differently in each step."""
 
     def shift(x):
         spread = jnp.std(x.astype(float))
@@ -69,29 +69,29 @@ def shifted(batch: Batch, step: jax.Array) -> Batch:
 
 
 def row_of(batch: Batch, index: int) -> Any:
-    """One example of a batch."""
+    """Returns one example of a batch."""
     return jax.tree.map(lambda x: jnp.asarray(x)[index], batch)
 
 
 def with_row(batch: Batch, index: Any, row: Any) -> Batch:
-    """The batch with another example in one place."""
+    """Replaces the example in one place of the batch."""
     return jax.tree.map(lambda x, new: jnp.asarray(x).at[index].set(new), batch, row)
 
 
 def without_row(batch: Batch, index: int) -> Batch:
-    """The batch with one example fewer."""
+    """Returns the batch with one example fewer."""
     return jax.tree.map(lambda x: jnp.delete(jnp.asarray(x), index, axis=0), batch)
 
 
 class Candidate(NamedTuple):
-    """An example that somebody may bring."""
+    """An example that an adversary may contribute."""
 
     name: str
     row: Any
 
 
 def candidates(batch: Batch, index: int, rng: np.random.Generator) -> list[Candidate]:
-    """Replacements of an example: others, huge, opposite and broken ones."""
+    """Returns replacements of an example: others, huge, opposite and broken ones."""
     own = row_of(batch, index)
     other = int(index + 1 + rng.integers(num_examples(batch) - 1)) % num_examples(batch)
     found = [Candidate("as it is", own), Candidate("another", row_of(batch, other))]
@@ -127,13 +127,13 @@ def candidates(batch: Batch, index: int, rng: np.random.Generator) -> list[Candi
 def ascend(
     distance: Callable[[Any], jax.Array], row: Any, steps: int, rng: np.random.Generator
 ) -> Iterator[Candidate]:
-    """Examples found by gradient ascent on a distance, or by chance without a gradient.
+    """Finds examples by gradient ascent on a distance, or at random without gradient.
 
     Args:
-      distance: a function of a row, to be made large.
-      row: where the search begins.
-      steps: how many to take.
-      rng: for the first direction, and where there is no gradient.
+      distance: a function of a row, to maximize.
+      row: the start of the search.
+      steps: the number of steps.
+      rng: the generator for the first direction, and where there is no gradient.
     """
     leaves, structure = jax.tree.flatten(row)
     real = [i for i, x in enumerate(leaves) if is_real(x)]

@@ -1,8 +1,8 @@
 """The noise that reaches the optimizer: its level, its distribution, its independence.
 
-The noise is taken from the program of the update, at the additions that make private
-the gradient that the optimizer gets. The movement of that gradient is measured beside
-it.
+The noise comes from the program of the update, at the additions that make the
+optimizer's gradient private. The change of that gradient by one example is measured
+with it.
 """
 
 import functools
@@ -30,12 +30,12 @@ MakeOptimizer = Callable[[jax.Array], optax.GradientTransformation]
 
 
 class Update(NamedTuple):
-    """The update of an optimizer as a step, and the gradients that it is tried with.
+    """The update of an optimizer as a step, and the gradients to try it with.
 
     Args:
-      make_optimizer: of a key, returns the optimizer.
+      make_optimizer: a function of a key that returns the optimizer.
       params: the parameters, or arrays of the same shapes.
-      mechanism: whose noise is claimed.
+      mechanism: the mechanism whose noise is claimed.
     """
 
     make_optimizer: MakeOptimizer
@@ -43,18 +43,18 @@ class Update(NamedTuple):
     mechanism: Mechanism
 
     def init(self, key: jax.Array) -> Any:
-        """The state before the first step."""
+        """Returns the state before the first step."""
         return key, self.make_optimizer(key).init(self.params)
 
     def zero(self) -> optax.Updates:
-        """A gradient of zero."""
+        """Returns a gradient of zero."""
         return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), self.params)
 
     def step(self, state: Any) -> tuple[Step, bool]:
-        """A function of a state and arrays, and whether the arrays are a clipped sum.
+        """Returns a function of a state and arrays, and whether the arrays are a sum.
 
-        The optimizer may take a clipped sum, as arrays or sealed, or gradients per
-        example: then the arrays are the gradient of one example.
+        The optimizer may take a clipped sum, as arrays or sealed, or per-example
+        gradients: then the arrays are the gradient of one example.
         """
 
         def update(form, state, arrays):
@@ -81,7 +81,7 @@ class Update(NamedTuple):
         raise errors[0]
 
     def gradients(self, norm: float) -> list[optax.Updates]:
-        """Gradients of one norm: in all leaves, and in each alone."""
+        """Returns gradients of one norm: in all leaves, and in each alone."""
         leaves, structure = jax.tree.flatten(self.params)
         rng = np.random.default_rng(0)
         normal = [rng.normal(size=x.shape) for x in leaves]
@@ -95,7 +95,7 @@ class Update(NamedTuple):
         return found
 
     def varied(self, gradient: Any, number: jax.Array) -> Any:
-        """Other gradients in each step, of which each number may be one example's."""
+        """Varies the gradient in each step, with one example in any number of it."""
         size = self.mechanism.sensitivity
         move = lambda x: x + size * neighbors.wave(x.shape, number)
         return jax.tree.map(move, gradient)
@@ -104,7 +104,7 @@ class Update(NamedTuple):
 def _steepest(
     gradient: optax.Updates, response: draws.Response, norm: float
 ) -> list[optax.Updates]:
-    """A gradient in the coordinate that is multiplied by most before the noise."""
+    """Returns a gradient in the coordinate with the largest factor before the noise."""
     leaves, structure = jax.tree.flatten(gradient)
     steepest = (0.0, 0, 0)
     for number, leaf in enumerate(leaves):
@@ -128,27 +128,27 @@ def noise(
     """Tests the noise that is added to the gradient before the optimizer sees it.
 
     It traces the program of the update, and records the random numbers that are added
-    to the gradient, in runs with keys of their own and over three steps. It tests their
-    level relative to the gradient that arrives there, their distribution and their
+    to the gradient, in runs with separate keys and over three steps. It tests their
+    level relative to the gradient at the same place, their distribution and their
     dtype. It tests their independence over leaves, steps, runs, coordinates, the first
     state and the devices of a `jax.shard_map`. One longer run shows whether they fade
     or repeat. It also checks that no part of the gradient bypasses them.
 
     Each statistical test has a false-alarm rate of 1e-6; `fails_if` states the size of
     a defect that it misses once in a thousand. It draws four million numbers, or those
-    of four runs, and holds them in double: a gigabyte for a million parameters. The
-    longer run has as many steps as the mechanism, at most 512, or twenty million
-    numbers.
+    of four runs, and holds them in double precision: a gigabyte for a million
+    parameters. The longer run has as many steps as the mechanism, at most 512, or
+    twenty million numbers.
 
     It cannot find noise that repeats after more steps than that, or in one run of
-    thousands. Noise that several devices or microbatches add in parts counts as each
-    part alone, unless all are added at one place.
+    thousands. If several devices or microbatches add parts of the noise, each part
+    counts alone, unless all are added at one place.
 
     Args:
-      make_optimizer: of a key, returns a transformation of a clipped sum with the noise
-        in it, or one of gradients per example, such as `dp_adam`.
+      make_optimizer: a function of a key that returns a transformation with the noise
+        in it, of a clipped sum or, like `dp_adam`, of per-example gradients.
       params: the parameters, or arrays of the same shapes.
-      mechanism: whose level of noise is claimed.
+      mechanism: the mechanism whose level of noise is claimed.
 
     Returns:
       A `Finding` with a part for each test: level, coverage, distribution,

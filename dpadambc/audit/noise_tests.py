@@ -1,4 +1,4 @@
-"""Tests of the noise at the crossings: all that the check of the noise says."""
+"""Tests of the noise at the crossings, which make up the noise check."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ from dpadambc.audit.steps import Followed
 from dpadambc.core.mechanism import Mechanism
 
 _ROUNDING = 1e-3
-# Float32 noise has 23 to 26.
+# Float32 noise has 23 to 26 random bits.
 _LEAST_BITS = 28
 UNFOLLOWED = (
     "a part cannot be followed: a callback to the host makes it, or its noise is"
@@ -25,7 +25,7 @@ UNFOLLOWED = (
 
 
 def noise_finding(found: Measured) -> Finding:
-    """One finding of all tests."""
+    """Combines all tests to one finding."""
     followed, noise, moved = found.followed, found.noise, found.moved
     if not followed.crossings:
         if followed.paths(Label.OPAQUE):
@@ -46,7 +46,7 @@ def noise_finding(found: Measured) -> Finding:
 
 
 def _coverage(followed: Followed, noise: Noise, moved: list[Response]) -> Finding:
-    """Whether every coordinate that depends on the data has noise."""
+    """Tests that every coordinate that depends on the data has noise."""
     check = "noise coverage"
     fails_if = "fails if a value or a coordinate that follows the data has no noise"
     bare = followed.paths(Label.DATA)
@@ -68,16 +68,16 @@ def _coverage(followed: Followed, noise: Noise, moved: list[Response]) -> Findin
 
 
 def _level(mechanism: Mechanism, noise: Noise, moved: list[Response]) -> Finding:
-    """The noise multiplier that the noise amounts to, against the mechanism's.
+    """Compares the effective noise multiplier with the mechanism's.
 
-    Each movement is by as much as one example may. It is measured in units of the noise
-    of each step, and of all steps together if their level is one number.
+    Each change is the largest by one example. It is measured in units of the noise of
+    each step, and of all steps together if their level is one number.
     """
     spans = [slice(step, step + 1) for step in range(draws.ITERATIONS)]
     if not callable(mechanism.noise_multiplier):
         spans.append(slice(draws.ITERATIONS))
     count = len(spans) * len(moved)
-    trials = []  # excess over the claim, the allowance for chance in it, power
+    trials = []  # excess over the claim, allowance for chance, power
     for span, move in itertools.product(spans, moved):
         squares, spread = 0.0, 0.0
         for path, drawn in noise.items():
@@ -108,7 +108,7 @@ def _level(mechanism: Mechanism, noise: Noise, moved: list[Response]) -> Finding
 
 
 def _distribution(noise: Noise) -> Finding:
-    """Whether the noise is Gaussian."""
+    """Tests that the noise is Gaussian."""
     values = np.concatenate([x.normalized[x.happened].ravel() for x in noise.values()])
     figure, bound = statistics.kolmogorov_smirnov(values)
     size = f"{len(values):,}"
@@ -118,14 +118,14 @@ def _distribution(noise: Noise) -> Finding:
 
 
 def _bits(noise: Noise) -> Finding:
-    """Whether the noise has so many values that it leaves no holes.
+    """Tests that the noise has enough values to leave no holes.
 
-    Where float32 noise has none, the sum plus noise has none: a release that lies there
-    tells that the sum is not 0. On a public grid, with noise of all bits, the values of
-    the noised sum are the same for every sum.
+    Where float32 noise has holes, the sum plus noise has none: a release in a hole
+    reveals that the sum is not 0. On a public grid, with noise of all bits, the values
+    of the noised sum are the same for every sum.
 
-    The numbers of a step are compared over all leaves: those of another leaf may be the
-    same in another order.
+    It compares the numbers of a step over all leaves: another leaf may have the same
+    numbers in another order.
     """
     found = [_random_bits(drawn.values[drawn.happened]) for drawn in noise.values()]
     seen = [bits for bits, is_least in found if not is_least]
@@ -150,12 +150,12 @@ def _bits(noise: Noise) -> Finding:
 
 
 def _random_bits(values: np.ndarray) -> tuple[float, bool]:
-    """Estimates the random bits of draws from how many pairs of them are equal.
+    """Estimates the random bits of draws from the number of equal pairs.
 
     Of n draws of one of 2^b values, about :math:`n^2 / 2^{b+1}` pairs are equal.
 
     Returns:
-      The bits, and whether there may be more: less than ten pairs are equal.
+      The bits, and whether there may be more: fewer than ten pairs are equal.
     """
     _, counts = np.unique(values, return_counts=True)
     pairs = float(np.sum(counts * (counts - 1.0))) / 2
@@ -163,7 +163,7 @@ def _random_bits(values: np.ndarray) -> tuple[float, bool]:
 
 
 def _cells_per_level(drawn: Drawn) -> float:
-    """The level of the noise in units of the coarsest grid of powers of two."""
+    """Returns the noise level in units of the coarsest grid of powers of two."""
     most = 1.0
     for step in range(drawn.values.shape[1]):
         span = slice(step, step + 1)
@@ -178,7 +178,7 @@ def _cells_per_level(drawn: Drawn) -> float:
 
 
 def _coordinates(noise: Noise) -> Finding:
-    """Whether each coordinate has the noise that the others of its leaf have."""
+    """Tests that each coordinate has the same noise as the others of its leaf."""
     least, count, fewest = 0.0, 0, math.inf
     for drawn in noise.values():
         rows = drawn.normalized[drawn.happened]
@@ -199,7 +199,7 @@ def _coordinates(noise: Noise) -> Finding:
 
 
 def _pairs(noise: Noise) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Arrays that must be independent of each other."""
+    """Yields arrays that must be independent of each other."""
     rows = [drawn.normalized for drawn in noise.values()]
     starts = next(iter(noise.values())).start if noise else []
     for row, start in itertools.islice(itertools.product(rows, starts), 500):

@@ -1,4 +1,4 @@
-"""Values of single examples: each reads no other, and both methods compute the same."""
+"""Tests that each per-example value depends on its own example only."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from dpadambc.engine import jaxprs, rounding, weighted
 from dpadambc.engine.interface import Gradient
 
 _ROUNDING = 1e-4  # relative: other rows may be summed in another order
-_ROUNDINGS = 4  # that may add up: of the products, of the sum, in either program
+_ROUNDINGS = 4  # products and sums of either program may add up
 
 
 def isolation(fun: Callable[..., Any], params: Any, batch: neighbors.Batch) -> Finding:
@@ -33,8 +33,8 @@ def isolation(fun: Callable[..., Any], params: Any, batch: neighbors.Batch) -> F
     devices then changes the outputs of the others.
 
     Args:
-      fun: of `(params, *batch)`, returns arrays with the examples along axis 0: losses,
-        logits, gradients per example.
+      fun: a function of `(params, *batch)` that returns arrays with the examples along
+        axis 0: losses, logits, per-example gradients.
       params: its first argument.
       batch: a tuple of pytrees of arrays, with at least two examples along axis 0.
 
@@ -60,7 +60,7 @@ def isolation(fun: Callable[..., Any], params: Any, batch: neighbors.Batch) -> F
     batch = jax.tree.map(jnp.asarray, batch)
 
     def rows(batch):
-        """All that is returned, one row for each example."""
+        """Returns all outputs, one row for each example."""
         leaves = [np.asarray(x, float) for x in jax.tree.leaves(fun(params, *batch))]
         wrong = [x.shape for x in leaves if x.shape[:1] != (size,)]
         if wrong or not leaves:
@@ -98,10 +98,10 @@ def isolation(fun: Callable[..., Any], params: Any, batch: neighbors.Batch) -> F
 def factored(pipeline: Pipeline) -> Finding:
     r"""Compares factored gradients with those that `method="vmap"` materializes.
 
-    It takes the gradients of a few examples by both methods, at the parameters of the
-    pipeline and near them (where no layer is zero). The norms that the clip uses must
-    not be less than the true ones, and the clipped sum must be that of the true
-    gradients. So a rule of the engine that is wrong for this model is found.
+    It computes the gradients of a few examples by both methods, at the parameters of
+    the pipeline and near them (where no layer is zero). The norms that the clip uses
+    must not be less than the true ones, and the clipped sum must be that of the true
+    gradients. So it finds a rule of the engine that is wrong for this model.
 
     Rounding is relative to the terms of a gradient, not to the gradient: with S the
     product of the norms of its factors, it is up to a few eps S. Norms of factored
@@ -111,11 +111,11 @@ def factored(pipeline: Pipeline) -> Finding:
     sqrt(eps) + eps of the lowest precision.
 
     Both methods compute the gradients by exact products. The clip multiplies as the
-    device does, and may round. What that moves by the theorem of `engine.rounding`,
-    from an exact gradient, is no difference.
+    device does, and may round. A difference within the bound of `engine.rounding` from
+    an exact gradient does not count.
 
     Args:
-      pipeline: of `Pipeline.of_fit` or `of_chain`, which show the loss.
+      pipeline: a pipeline of `Pipeline.of_fit` or `of_chain`, which show the loss.
 
     Returns:
       A `Finding`: the largest difference, relative to the norms. *Not tested* if the
@@ -154,10 +154,10 @@ def factored(pipeline: Pipeline) -> Finding:
 
 
 def _errors(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
-    """Bounds on the error of a term of the sum over its weight, shape (batch,).
+    """Bounds the error of a term of the sum over its weight, shape (batch,).
 
-    From the gradient that is given, in exact arithmetic: so what rounds operands where
-    the clip takes them counts, too.
+    The error is relative to the given gradient, in exact arithmetic: so the rounding of
+    operands at the start of the clip counts too.
     """
     if units is rounding.FULL:
         return jnp.zeros(len(jax.tree.leaves(gradients)[0]))
@@ -169,7 +169,7 @@ def _errors(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
 def _differences(
     pipeline: Pipeline, params: Any
 ) -> tuple[tuple[float, float, float], float]:
-    """Norms below the true ones, the sum, norms above; and the bound on rounding."""
+    """Compares norms and sums of both methods; also bounds their rounding."""
     gradients_by: Any = pipeline.gradients_by
     batch, clip_norm = pipeline.batch, pipeline.mechanism.l2_clip_norm
     precision = pipeline.precision
@@ -187,7 +187,7 @@ def _differences(
     def by_vmap(params, *batch):
         return materialize(gradients_by("vmap", params, *batch))
 
-    # The clip is tested, not how an accelerator rounds the products of the model.
+    # Test the clip, not an accelerator's rounding of the model's products.
     with jax.default_matmul_precision("highest"):
         by_factors = jax.jit(functools.partial(gradients_by, "factored"))
         gradients, formed = by_factors(params, *batch), by_vmap(params, *batch)
@@ -204,7 +204,7 @@ def _differences(
     present = np.isfinite(exact)
     if not np.any(exact[present]) and not np.any(clipped):
         return (np.nan, np.nan, np.nan), bound
-    # The weights are those of the factored norms: only the gradients may differ.
+    # The weights belong to the factored norms, so that only the gradients may differ.
     target = clip_norm * (1 - 8 * eps)
     norms, exact = norms[present], exact[present]
     errors = np.asarray(errors, float)[present]
@@ -218,14 +218,14 @@ def _differences(
 
 
 def _largest_eps(program: jex.ClosedJaxpr) -> float:
-    """That of the lowest precision in which anything is computed."""
+    """Returns the eps of the lowest precision in a program."""
     outs: Any = [x for eqn in jaxprs.equations_in(program) for x in eqn.outvars]
     dtypes = {x.aval.dtype for x in outs if jnp.issubdtype(x.aval.dtype, jnp.floating)}
     return max((float(jnp.finfo(dtype).eps) for dtype in dtypes), default=0.0)
 
 
 def _perturbed(params: Any) -> Any:
-    """Parameters near the given ones, none of them zero."""
+    """Returns parameters near the given ones, none of them zero."""
     rng = np.random.default_rng(0)
 
     def move(x):

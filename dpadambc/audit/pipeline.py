@@ -33,22 +33,23 @@ class Pipeline:
     A check without its function is *not tested*.
 
     Args:
-      mechanism: whose epsilon is claimed.
-      init: of a key, returns the state before the first step.
-      step: of `(state, *batch, is_padding_example=None)`, returns the next state: all
-        that is kept or given out. A function of JAX; its randomness comes from keys in
-        the state. Without an argument for the mask, examples are replaced only.
+      mechanism: the mechanism whose epsilon is claimed.
+      init: a function of a key that returns the state before the first step.
+      step: a function of `(state, *batch, is_padding_example=None)` that returns the
+        next state: everything that is kept or released. A function of JAX; its
+        randomness comes from keys in the state. Without an argument for the mask,
+        examples are replaced only.
       batch: a tuple of pytrees of arrays, a few examples along axis 0.
-      per_example: of `(params, *batch)`, returns values of each example, such as
-        losses, with the examples along axis 0; for `isolation`.
+      per_example: a function of `(params, *batch)` that returns values of each example,
+        such as losses, with the examples along axis 0; for `isolation`.
       params: the first argument of `per_example`.
-      gradients_by: of `(method, params, *batch)`, returns the gradients that
-        `per_example_grad` makes with this method; for `factored`.
-      make_optimizer: of a key, returns the optimizer; for `correction`.
-      loader: of a seed, returns batches of indices, as many as `mechanism.iterations`;
-        for `sampling`.
-      num_examples: the size of the data set that `loader` takes from.
-      precision: of the products in the step's clip; see `clip_per_example`.
+      gradients_by: a function of `(method, params, *batch)` that returns the gradients
+        of `per_example_grad` with this method; for `factored`.
+      make_optimizer: a function of a key that returns the optimizer; for `correction`.
+      loader: a function of a seed that returns batches of indices, as many as
+        `mechanism.iterations`; for `sampling`.
+      num_examples: the size of the data set of `loader`.
+      precision: the precision of products in the step's clip; see `clip_per_example`.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -102,7 +103,7 @@ class Pipeline:
         precision: rounding.Precision = None,
         wrt: Any = None,
     ) -> "Pipeline":
-        """The step that `training.fit` takes with these arguments.
+        """Makes the pipeline of the step that `training.fit` takes.
 
         Args:
           loss_fn: as for `fit`.
@@ -118,7 +119,7 @@ class Pipeline:
         Returns:
           A `Pipeline`.
         """
-        # Padding is skipped as on one device.
+        # Padding is skipped, as on one device.
         chosen: dict[str, Any] = dict(skip_padding=True, precision=precision, wrt=wrt)
         own = Step(loss_fn, mechanism, optimizer, microbatch_size, **chosen)
 
@@ -158,17 +159,18 @@ class Pipeline:
         *,
         loader: Callable[[int], Iterable[Any]] | None = None,
     ) -> "Pipeline":
-        """A chain of per-example gradients: `privatize`, `dp_adam_bc`, or your own.
+        """Makes a pipeline of a chain: `privatize`, `dp_adam_bc`, or your own.
 
         Args:
           loss_fn: the loss of one example, of `(params, *example)`.
           params: the parameters before the first step.
           data: a tuple of the arguments of an example, with examples along axis 0.
-          mechanism: whose epsilon is claimed.
-          make_optimizer: of a key, returns the chain, which takes gradients as
-            `per_example_grad` makes them.
-          loader: of a seed, returns batches of indices, as your loop draws them in a
-            whole run. Without it `sampling` is not tested: a chain does not show them.
+          mechanism: the mechanism whose epsilon is claimed.
+          make_optimizer: a function of a key that returns the chain, which takes
+            gradients of `per_example_grad`.
+          loader: a function of a seed that returns batches of indices, as your loop
+            draws them in a whole run. Without it `sampling` is not tested: a chain does
+            not show them.
 
         Returns:
           A `Pipeline`.
@@ -204,14 +206,14 @@ def _mask(batch: Any, is_padding_example: Any) -> Any:
 
 
 def _of_trained(loss_fn: Callable[..., Any], rest: Any) -> Callable[..., Any]:
-    """The loss as a function of the trained parameters."""
+    """Returns the loss as a function of the trained parameters."""
     return lambda params, *others: loss_fn(modules.merge(params, rest), *others)
 
 
 def _of_examples(
     loss_fn: Callable[..., Any], data: Any, shared: Any = (), keys: Any = ()
 ) -> dict[str, Any]:
-    """The first examples as arguments of a loss, its values and its gradients."""
+    """Returns the first examples as arguments, and a loss's values and gradients."""
     rows = range(min(_BATCH_SIZE, data_.num_examples(data)))
     if data_.is_source(data):
         examples = [data_.arguments(data[i]) for i in rows]

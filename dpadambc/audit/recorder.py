@@ -1,4 +1,4 @@
-"""Runs a program as it is, and records the operands of its crossings."""
+"""Runs a program unchanged, and records the operands of its crossings."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -13,21 +13,21 @@ from dpadambc.audit.flow import ENTERED, Crossing, Path
 from dpadambc.core.arrays import make_varying
 from dpadambc.engine import jaxprs
 
-_LONGEST_SCAN = 64  # that is unrolled, if noise is added inside it
-_STEP = "step"  # in the path of a record, before the number of the step of a scan
+_LONGEST_SCAN = 64  # steps that are unrolled, if a scan adds noise
+_STEP = "step"  # precedes the number of a scan's step in a path
 
 
 class NotRecordable(Exception):
-    """A crossing is at a place from where its operands cannot be taken out."""
+    """An error: the operands of a crossing cannot be recorded."""
 
 
 class Record(NamedTuple):
     """The operands of a crossing; in `jax.shard_map`, of each device along axis 0."""
 
-    data: jax.Array  # made of examples
+    data: jax.Array  # computed from examples
     noise: jax.Array
-    happened: jax.Array  # bool, shape=() or that of the mesh: was the branch taken?
-    total: jax.Array  # their sum, in the dtype that the program gives it
+    happened: jax.Array  # bool, shape=() or the mesh's: was the branch taken?
+    total: jax.Array  # their sum, in the program's dtype
 
 
 Records = dict[Path, Record]
@@ -40,7 +40,7 @@ def crossing_of(path: Path) -> Path:
 
 
 class Recorder:
-    """Evaluates programs, and records at the crossings among them."""
+    """An evaluator of programs that records their crossings."""
 
     def __init__(self, crossings: Iterable[Crossing]):
         self._crossings: dict[Path, Crossing] = {}
@@ -53,7 +53,7 @@ class Recorder:
     def evaluate(
         self, program: jex.ClosedJaxpr, args: Sequence[Any], path: Path = ()
     ) -> tuple[list[Any], Records]:
-        """The outputs of a program, and the records of its crossings."""
+        """Evaluates a program; returns its outputs and its crossings' records."""
         jaxpr, records = program.jaxpr, {}
         known: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
         known.update(zip(jaxpr.invars, args, strict=True))
@@ -136,7 +136,7 @@ class Recorder:
 def _record(
     crossing: Crossing, values: list[Any], total: Any, records: Records
 ) -> Record:
-    """Signed, so that the sum of data and noise is the total."""
+    """Makes a record with signs, so that the sum of data and noise is the total."""
     index = crossing.noise_operand
     signs = (1, -1 if crossing.is_difference else 1)
     spread = lambda sign, x: sign * jnp.broadcast_to(x, jnp.shape(total))

@@ -23,7 +23,7 @@ from dpadambc.clipping.plan import aligned
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The findings of all checks. Printed, it is a table.
+    """The findings of all checks, which print as a table.
 
     Attributes:
       findings: one for each check, in the order of the checks.
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 if all passed, 1 if one failed, 3 if none did and one was not made."""
+        """The exit code: 0 if all passed, 1 if one failed, 3 if one was not made."""
         return {True: 0, False: 1, None: 3}[self.passed]
 
     def to_json(self) -> str:
@@ -84,7 +84,7 @@ def _correction(pipeline: Pipeline) -> Finding:
     return correction(pipeline.make_optimizer, pipeline.params, pipeline.mechanism)
 
 
-# Functions of a pipeline, and of its step, which is traced when it is first asked for.
+# Functions of a pipeline, and of its step, which is traced on first use.
 _CHECKS: dict[str, Callable[[Pipeline, Callable[[], WholeStep]], Finding]] = {
     "sensitivity": lambda pipeline, step: step().sensitivity(),
     "noise": lambda pipeline, step: noise_finding(step().measured),
@@ -98,10 +98,10 @@ CHECKS = tuple(_CHECKS)
 
 
 def _applies(check: str, pipeline: Pipeline) -> bool:
-    """Whether a step has the subject of a check.
+    """Returns whether a check applies to a step.
 
     An optimizer without `scale_by_adam_bc` has no correction, and a step that is
-    described by its functions does not show gradients of single examples.
+    described by its functions does not show per-example gradients.
     """
     make = pipeline.make_optimizer
     if check == "correction" and make is not None:
@@ -120,13 +120,13 @@ def run(
     A dozen tests are statistical, each with a nominal false-alarm rate of 1e-6 by its
     asymptotic distribution.
 
-    The cost: it traces the step a few times, compiles it about six times, and takes
+    The cost: it traces the step a few times, compiles it about six times, and computes
     some 150 gradients of its batch. It makes 4 to 4,096 short runs, until there are
     four million numbers of noise, and two runs of at most 512 steps.
 
     Args:
       pipeline: your own training.
-      checks: some of `CHECKS`, by name; the quickest that say whether training is
+      checks: some of `CHECKS`, by name; the quickest that show whether training is
         private at all are `("sensitivity", "noise")`. `correction` is left out by
         default if the optimizer has none, and `factored` if the step is described by
         its functions.

@@ -1,4 +1,4 @@
-"""The batches of a loop, against those that its mechanism accounts for."""
+"""Compares the batches of a loop with those that its mechanism accounts for."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -29,20 +29,20 @@ def sampling(
 ) -> Finding:
     """Draws batches, and tests whether the mechanism accounts for such batches.
 
-    For Poisson sampling: the rate, the distribution of sizes, how often each example
-    takes part, the overlap of any two batches of a run and of two runs, whether
-    adjacent examples come together, and duplicates. So shuffled epochs, batches of
-    fixed size, a fixed order, or blocks of the data do not pass for it. For random
-    allocation: how often each example takes part in an epoch, the distribution of
-    sizes, the overlap of epochs, adjacent examples and duplicates. Each test has a
-    false-alarm rate of 1e-6; four runs of at most 400 batches, or five million indices,
-    are drawn.
+    For Poisson sampling it tests the rate, the distribution of sizes, the
+    participations of each example, the overlap of any two batches of a run and of two
+    runs, whether adjacent examples come together, and duplicates. So shuffled epochs,
+    batches of fixed size, a fixed order, or blocks of the data do not pass. For random
+    allocation it tests the participations of each example in an epoch, the distribution
+    of sizes, the overlap of epochs, adjacent examples and duplicates. Each test has a
+    false-alarm rate of 1e-6; it draws four runs of at most 400 batches, or five million
+    indices.
 
     Args:
-      loader: of a seed, returns an iterable of batches: `Batch`, indices and their
-        padding mask, or an array of indices with -1 for padding. Seeds 0 to 3 are
-        used; other seeds must give other batches.
-      mechanism: which says how batches are drawn.
+      loader: a function of a seed that returns an iterable of batches: `Batch`, indices
+        and their padding mask, or an array of indices with -1 for padding. Seeds 0 to 3
+        are used; different seeds must give different batches.
+      mechanism: the mechanism, which says how batches are drawn.
       num_examples: the size of the data set.
 
     Returns:
@@ -51,7 +51,7 @@ def sampling(
         after them.
 
     Raises:
-      TypeError: if a batch is none.
+      TypeError: if a batch has another type.
 
     Example:
       >>> import jax, numpy as np
@@ -72,12 +72,12 @@ def sampling(
       'FAIL'
     """
     check_mechanism(mechanism)
-    mechanism = mechanism.accounted_as  # which draws the batches of a moving bound
+    mechanism = mechanism.accounted_as  # it draws the batches of a moving bound
     validate.count(num_examples=num_examples, least=2)
     expected = _expected_size(mechanism, num_examples)
     asked = max(int(_MOST_INDICES / (_RUNS * max(expected, 1))), 8)
     asked = min(asked, mechanism.iterations)
-    # One more, for a loader that goes on after the steps that epsilon is for.
+    # One more, for a loader that continues after the steps that epsilon is for.
     most = asked + (asked == mechanism.iterations)
     take = lambda seed: itertools.islice(iter(loader(seed)), most)
     runs = [[_indices(batch) for batch in take(seed)] for seed in range(_RUNS)]
@@ -113,7 +113,7 @@ def sampling(
 
 
 def _indices(batch: Any) -> np.ndarray:
-    """The indices of a batch, without padding."""
+    """Returns the indices of a batch, without padding."""
     if isinstance(batch, Batch):
         batch = (batch.indices, batch.is_padding_example)
     if isinstance(batch, tuple):
@@ -143,10 +143,10 @@ def _expected_size(mechanism: Any, num_examples: int) -> float:
 
 
 def _tests(drawn: Batches, mechanism: Mechanism) -> list[Finding] | None:
-    """Tests the batches of a mechanism; returns None for one that is not known.
+    """Tests the batches of a mechanism; returns None for an unknown one.
 
-    Mechanisms of nodes are those of examples. Truncated and banded ones are Poisson's
-    too, hence the order.
+    Mechanisms of nodes are subclasses of those of examples. Truncated and banded ones
+    are subclasses of Poisson's, hence the order.
     """
     match mechanism:
         case ShuffledGaussian():

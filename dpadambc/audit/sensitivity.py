@@ -1,4 +1,4 @@
-"""The movement, by one example, of the sum that the noise is added to."""
+"""Measures the change, by one example, of the sum before the noise."""
 
 import copy
 import itertools
@@ -17,7 +17,7 @@ from dpadambc.core.clipped_sum import materialize
 
 _CHECK = "sensitivity"
 _SEARCH_STEPS = 12
-_ROUNDING = 1e-3  # of a float32 sum, and of the allowance of factored norms
+_ROUNDING = 1e-3  # of a float32 sum, and the allowance of factored norms
 _FACTORS = (10.0, 1e3)
 _NOT_OF_JAX = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 _PADDING = "padding, whose contents must not matter"
@@ -27,7 +27,7 @@ class _Movement(NamedTuple):
     """The distance of the values on two neighboring batches."""
 
     distance: float
-    stage: str  # that leaks, if the distance is too large
+    stage: str  # the stage that leaks, if the distance is too large
     pair: str
 
 
@@ -45,7 +45,7 @@ class _Replay:
             self._begin(fun)
 
     def _begin(self, fun: Callable[..., Any]) -> None:
-        """Takes the value on the whole batch, with a mask if the function takes one."""
+        """Computes the value on the whole batch, with a mask if there can be one."""
         self._fun, self.takes_mask = fun, True
         try:
             self.start = self(self.batch, self.nobody)
@@ -56,7 +56,7 @@ class _Replay:
             self.start = self(self.batch)
 
     def tree(self, batch: Any, mask: Any = None) -> Any:
-        """The value of the function, with open arrays."""
+        """Computes the value of the function, with open arrays."""
         own = mask is not None and self.takes_mask
         options = {"is_padding_example": mask} if own else {}
         return materialize(self._fun(self.params, *batch, **options))
@@ -65,11 +65,11 @@ class _Replay:
         return neighbors.flat(self.tree(batch, mask))
 
     def at_row(self, index: int, row: Any, mask: Any) -> np.ndarray:
-        """The value of the batch with another example in one place."""
+        """Computes the value of the batch with another example in one place."""
         return self(neighbors.with_row(self.batch, index, row), mask)
 
     def without(self, index: int) -> np.ndarray | None:
-        """The value without an example; None if the function refuses such a batch."""
+        """Computes the value without an example; None if that is refused."""
         try:
             value = self(neighbors.without_row(self.batch, index))
         except (TypeError, ValueError):
@@ -77,13 +77,13 @@ class _Replay:
         return value if value.shape == self.start.shape else None
 
     def at(self, factor: float) -> "_Replay":
-        """With larger parameters: the bound must hold for any."""
+        """Returns a replay at larger parameters: the bound must hold for any."""
         larger, rng = copy.copy(self), np.random.default_rng(0)
 
         def grow(x):
             if not jnp.ndim(x) or not neighbors.is_real(x):
                 return x
-            # Of zeros no multiple is larger. Positive: it may be a second moment.
+            # A multiple of zero is not larger. Positive, as it may be a second moment.
             start = x if jnp.any(x) else np.abs(rng.normal(size=x.shape))
             return jnp.asarray(factor * start, x.dtype)
 
@@ -91,7 +91,7 @@ class _Replay:
         return larger
 
     def slack(self, bound: float) -> float:
-        """By how much sums of this size differ that are equal on paper."""
+        """Bounds the rounding difference of sums of this size."""
         rounding = np.finfo(np.float32).eps * np.linalg.norm(self.start)
         return _ROUNDING * bound + 8 * float(rounding)
 
@@ -104,10 +104,10 @@ def _apart(one: np.ndarray, two: np.ndarray) -> float:
 def _values(
     replay: _Replay, index: int, rng: np.random.Generator
 ) -> dict[str, np.ndarray]:
-    """The values with each candidate in one place of the batch.
+    """Computes the values with each candidate in one place of the batch.
 
-    The last ones are found by a search, which begins with the candidate that moves the
-    value furthest from that without the example.
+    A search finds the last candidates. It starts with the candidate whose value is
+    furthest from the value without the example.
     """
     at = lambda row: replay.at_row(index, row, replay.nobody)
     rows = neighbors.candidates(replay.batch, index, rng)
@@ -143,10 +143,11 @@ def _replacements(values: dict[str, np.ndarray]) -> Iterator[_Movement]:
 def _removals(
     replay: _Replay, index: int, values: dict[str, np.ndarray]
 ) -> Iterator[_Movement]:
-    """Without an example: masked, and not in the batch at all.
+    """Yields changes by removing an example: masked, and left out of the batch.
 
-    Only the last one is left out: for others, see `_depends_on_place`. If no example
-    can be left out, two replacements are at most twice as far apart as a removal.
+    It leaves out only the last example: for others, see `_depends_on_place`. If no
+    example can be left out, two replacements are at most twice as far apart as a
+    removal.
     """
     without = {}
     if replay.takes_mask:
@@ -162,7 +163,7 @@ def _removals(
 
 
 def _alone(replay: _Replay) -> Iterator[_Movement]:
-    """One example in an empty batch: this shows a normalizer of the batch."""
+    """Yields changes of one example in an empty batch, which reveal a normalizer."""
     if replay.takes_mask:
         empty = replay(replay.batch, ~replay.nobody)
         for index in range(min(3, replay.size)):
@@ -171,7 +172,7 @@ def _alone(replay: _Replay) -> Iterator[_Movement]:
 
 
 def _paddings(replay: _Replay, rng: np.random.Generator) -> Iterator[_Movement]:
-    """The contents of padding must not matter: they may be anybody's."""
+    """Yields changes of the contents of padding, which must not matter."""
     if not replay.takes_mask:
         return
     last = replay.size - 1
@@ -203,7 +204,7 @@ def _movements(
 
 
 def _mixes(replay: _Replay, slack: float) -> bool:
-    """Whether the contents of the first example change the sum of the others."""
+    """Returns whether the first example's contents change the sum of the others."""
     if not replay.takes_mask:
         return False
     others = np.arange(replay.size) != 0
@@ -219,12 +220,12 @@ def _mixes(replay: _Replay, slack: float) -> bool:
 
 
 def _depends_on_place(replay: _Replay, bound: float, slack: float) -> bool:
-    """Whether the sum of the others changes once the first is gone and they move up.
+    """Returns whether the sum of the others changes once the first is removed.
 
-    It does if random numbers depend on the place. That is no leak if they are secret.
+    It does if random numbers depend on the place: no leak if they are secret.
     """
     with_first, allowed = replay.start, bound + slack
-    if replay.takes_mask:  # the part of the first is out of both
+    if replay.takes_mask:  # the first example is left out of both
         with_first, allowed = replay(replay.batch, np.arange(replay.size) == 0), slack
     rest = replay.without(0)
     return rest is not None and _apart(rest, with_first) > allowed
@@ -278,30 +279,32 @@ def sensitivity(
 ) -> Finding:
     """Replays the sum before the noise on neighboring batches.
 
-    It takes out one example (masked, and left out), and replaces it by another, by its
+    It removes one example (masked, and left out), and replaces it by another, by its
     opposite, by a huge, an infinite and a NaN one. It also replaces it by examples that
     a search finds: gradient ascent on the distance that the noise has to hide. It puts
     the example into an empty batch, with larger parameters too, and changes the
     contents of padding. A pass is no proof: it says that none of these neighbors broke
-    the bound. It takes some 120 values of `fun`, and 24 of its gradients if it has one.
+    the bound. It computes some 120 values of `fun`, and 24 of its gradients if it has
+    one.
 
     Args:
-      fun: of `(params, *batch, is_padding_example=None)`, returns a pytree of arrays
-        that the noise will be added to: a `clipped_grad`, or a step up to the noise. If
-        it has no argument `is_padding_example`, examples are left out only.
+      fun: a function of `(params, *batch, is_padding_example=None)` that returns a
+        pytree of arrays to which noise will be added: a `clipped_grad`, or a step up to
+        the noise. If it has no argument `is_padding_example`, examples are left out
+        only.
       params: its first argument.
       batch: a tuple of pytrees of arrays, with at least two examples along axis 0.
       bound: the L2 sensitivity that is claimed.
       neighboring_relation: how neighboring batches differ.
 
     Returns:
-      A `Finding`: the largest movement, the bound, and the stage that leaks: the clip,
+      A `Finding`: the largest change, the bound, and the stage that leaks: the clip,
       examples that are not finite, padding, or the mixing of examples. *Not tested* if
-      `fun` returns something else for the same batch. A pass says so if the sum depends
-      on the places of examples in the batch, as with keys of places.
+      `fun` returns different values for the same batch. A pass says so if the sum
+      depends on the places of examples in the batch, as with keys of places.
 
     Raises:
-      ValueError: if the bound is not positive, or the batch is none.
+      ValueError: if the bound is not positive, or the batch is no batch.
 
     Example:
       >>> import jax, jax.numpy as jnp

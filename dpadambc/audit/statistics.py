@@ -14,25 +14,25 @@ _WINDOW = 6
 
 
 def normal_bound(comparisons: int = 1) -> float:
-    """The bound that so many standard normal numbers keep, but for a false alarm."""
+    """Returns the bound that standard normal numbers keep, except for a false alarm."""
     return float(scipy.stats.norm.isf(FALSE_ALARM / (2 * comparisons)))
 
 
 def detected(comparisons: int = 1) -> float:
-    """The shift, in standard errors, that is found but for a miss."""
+    """Returns the shift, in standard errors, that is found except for a miss."""
     return normal_bound(comparisons) + float(scipy.stats.norm.isf(MISS))
 
 
 def spread_of_stddev(count: int) -> float:
-    """The relative standard error of a standard deviation from so many draws."""
+    """Returns the relative standard error of a standard deviation of `count` draws."""
     return 1 / math.sqrt(2 * max(count, 1))
 
 
 def kolmogorov_smirnov(normalized: np.ndarray) -> tuple[float, float]:
-    """The distance to the standard normal distribution, and its bound.
+    """Computes the distance to the standard normal distribution, and its bound.
 
     It counts the numbers between a fourth of a million quantiles. That is faster than
-    sorting millions of them, and makes the distance at most 4e-6 too short.
+    sorting millions of them, and shortens the distance by at most 4e-6.
     """
     bound = scipy.stats.kstwobign.isf(FALSE_ALARM) / math.sqrt(len(normalized))
     ranks = scipy.special.ndtr(normalized)
@@ -45,23 +45,23 @@ def kolmogorov_smirnov(normalized: np.ndarray) -> tuple[float, float]:
 
 
 def correlation(one: np.ndarray, two: np.ndarray) -> float:
-    """The correlation of two vectors in its standard errors."""
+    """Computes the correlation of two vectors in its standard errors."""
     size = math.sqrt(float(one @ one) * float(two @ two))
     return float(one @ two) / size * math.sqrt(len(one)) if size else 0.0
 
 
 def _score(upper: float, lower: float, fallback: float) -> float:
-    """The normal number, with its sign, whose tails are these."""
+    """Returns the signed normal number that has these tails."""
     tail = min(upper, lower)
     size = float(scipy.stats.norm.isf(min(tail, 0.5))) if tail > 0 else abs(fallback)
     return size if upper < lower else -size
 
 
 def score_of_count(count: float, mean: float, variance: float) -> float:
-    """The surprise of a count, in standard errors.
+    """Computes the surprise of a count, in standard errors.
 
-    Above its mean the count is taken for Poisson, so that a few are no surprise even
-    for a tiny mean. Below it the count is taken for normal, of this variance.
+    Above its mean the count is taken as Poisson, so that a few are no surprise even for
+    a tiny mean. Below it the count is taken as normal, of this variance.
     """
     shift = (count - mean) / math.sqrt(max(variance, 1e-300)) if count != mean else 0.0
     if count <= mean:
@@ -70,14 +70,14 @@ def score_of_count(count: float, mean: float, variance: float) -> float:
 
 
 def score_of_dispersion(ratio: float, variance: float) -> float:
-    """The surprise of a variance that should be 1: skewed, as a gamma number is."""
+    """Computes the surprise of a variance that should be 1, as of a gamma number."""
     gamma = scipy.stats.gamma(1 / variance, scale=variance)
     shift = (ratio - 1) / math.sqrt(variance)
     return _score(float(gamma.sf(ratio)), float(gamma.cdf(ratio)), shift)
 
 
 def repetitions(sequences: Sequence[np.ndarray]) -> tuple[int, int]:
-    """How many runs of six numbers occur again, at any scale; how many runs there are.
+    """Counts the runs of six numbers that occur again, at any scale, and all runs.
 
     Numbers are compared to 1e-3 of the norm of their run. In half a million independent
     draws, 1e-4 runs occur again by chance.

@@ -1,4 +1,4 @@
-"""A step of training, traced: its program, and the labels of its outputs."""
+"""A traced step of training: its program, and the labels of its outputs."""
 
 import copy
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from dpadambc.audit.flow import Crossing, Flow, Label, Path, is_key, label_of_pu
 from dpadambc.audit.recorder import Recorder
 from dpadambc.engine import jaxprs
 
-Init = Callable[[jax.Array], Any]  # a state, of a key
+Init = Callable[[jax.Array], Any]  # returns a state for a key
 # A function of a state and of examples: the outputs, and the next state.
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -22,20 +22,20 @@ _UNTRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 class NotTraceable(Exception):
-    """JAX cannot trace the step, or it draws from the host while it is traced."""
+    """An error: JAX cannot trace the step, or the step draws from the host."""
 
     @classmethod
     def because_of(cls, part: str, error: Exception) -> "NotTraceable":
-        """With the first line of an error of JAX."""
+        """Makes the error with the first line of an error of JAX."""
         first_line = str(error).partition("\n")[0]
         return cls(f"JAX cannot trace {part}: {first_line}")
 
 
 def start(init: Init) -> Any:
-    """The state before the first step, of a key that everybody knows.
+    """Returns the state before the first step, from a key that everybody knows.
 
     Raises:
-      NotTraceable: if JAX cannot trace it; it is made for many keys later on.
+      NotTraceable: if JAX cannot trace `init`; it runs for many keys later on.
     """
     try:
         return jax.tree.map(jnp.asarray, jax.jit(init)(jax.random.key(0)))
@@ -44,7 +44,7 @@ def start(init: Init) -> Any:
 
 
 def _with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
-    """The same program, with its constants changed and those of all inside it."""
+    """Changes the constants of a program and of all programs inside it."""
     if isinstance(program, jex.ClosedJaxpr | jex.Jaxpr):
         each = lambda params: {k: _with_constants(x, change) for k, x in params.items()}
         eqns = [eqn.replace(params=each(eqn.params)) for eqn in program.eqns]
@@ -60,12 +60,12 @@ def _with_constants(program: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _constants_in(program: Any) -> list[Any]:
-    """The constants of a program and of all inside it, as `_with_constants` asks."""
+    """Returns the constants of a program and of all inside it, by `_with_constants`."""
     return [x for inner in jaxprs.programs_in(program) for x in inner.consts]
 
 
 def _constants(program: Any) -> list[np.ndarray]:
-    """All constants but arrays of keys, which NumPy does not compare."""
+    """Returns all constants but arrays of keys, which NumPy does not compare."""
     found = []
     for x in _constants_in(program):
         is_typed = jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
@@ -79,10 +79,10 @@ class Steps:
     """A step of training, as a program.
 
     Args:
-      step: a function of `(state, data)`, returns all that is kept.
-      state: its keys are the only randomness.
+      step: a function of `(state, data)` that returns everything that is kept.
+      state: the state; its keys are the only randomness.
       data: the examples, or a gradient of them without noise.
-      vary: a function of data and the number of a step, returns other data for each
+      vary: a function of data and the number of a step that returns other data for each
         step: equal sums of equal noise would show nothing.
     """
 
@@ -114,9 +114,9 @@ class Steps:
         self._is_state_kept = jax.tree.structure(state) == jax.tree.structure(shapes[1])
 
     def follow(self, ignored: Iterable[Path] = ()) -> "Followed":
-        """Labels of all that is kept, without the crossings that are ignored.
+        """Labels everything that is kept, without the crossings that are ignored.
 
-        Noise that is kept in the state is noise when the next step reads it.
+        Noise in the state is still noise when the next step reads it.
         """
         public = [label_of_public(x) for x in jax.tree.leaves(self.state)]
         private = [Label.DATA for _ in jax.tree.leaves(self.data)]
@@ -134,13 +134,13 @@ class Steps:
             public = changed
 
     def _label_of_constant(self, x: Any) -> Label:
-        """Examples that the step closes over are not public."""
+        """Labels a constant: examples that the step closes over are not public."""
         return Label.DATA if self._begins_with_examples(x) else label_of_public(x)
 
     def _begins_with_examples(self, x: Any) -> bool:
-        """Whether an array is of at least four examples, the first of the batch.
+        """Returns whether an array has at least four rows, the first ones of the batch.
 
-        Its first row is not compared: a neighbor of the batch has another one.
+        The first row is not compared: a neighbor of the batch has another one.
         """
         if is_key(x) or np.ndim(x) == 0:
             return False
@@ -158,7 +158,7 @@ class Steps:
 
     @property
     def closes_over_examples(self) -> bool:
-        """Whether a constant of the program, or of one inside, begins with them."""
+        """Returns whether a constant, also of an inner program, begins with them."""
         return any(map(self._begins_with_examples, _constants_in(self.program)))
 
     def with_other_first_row(self) -> "Steps":
@@ -188,7 +188,7 @@ class Steps:
 
 
 class Followed(NamedTuple):
-    """The labels of all that a step keeps, and the crossings on the way."""
+    """The labels of everything that a step keeps, and the crossings before it."""
 
     labels: dict[str, Label]
     crossings: list[Crossing]
@@ -196,5 +196,5 @@ class Followed(NamedTuple):
     tells_host: bool
 
     def paths(self, label: Label) -> list[str]:
-        """The paths that have this label; an array without numbers is public."""
+        """Returns the paths with this label; an array without numbers is public."""
         return [path for path, found in self.labels.items() if found == label]

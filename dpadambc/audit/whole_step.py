@@ -1,4 +1,4 @@
-"""A pipeline's step, traced and replayed: its noise, its sum, and all that it keeps."""
+"""A pipeline's step, traced and replayed: its noise, its sum, and its outputs."""
 
 import dataclasses
 import math
@@ -18,12 +18,12 @@ from dpadambc.audit.sensitivity import sensitivity
 from dpadambc.audit.steps import NotTraceable, Step, Steps, start
 from dpadambc.core.clip import NeighboringRelation
 
-# By how much noise may be too small before it counts as none: a dropout mask or an
-# augmentation that is added is not the mechanism's noise.
+# Noise that is too small by this factor counts as none: an added dropout mask or
+# augmentation is not the mechanism's noise.
 _NOT_THE_NOISE = 100.0
-_MOST_CROSSINGS = 64  # that are left out one by one
+_MOST_CROSSINGS = 64  # that are ignored one by one
 _ROUNDING = 1e-3
-_KEYS = 24  # all of them leave the sign of a noised number once in 2**24 times
+_KEYS = 24  # all leave the sign of a noised number once in 2**24 times
 _FURTHER = 1e3
 
 _Data = tuple[neighbors.Batch, Any]  # a batch, and its padding mask
@@ -38,7 +38,7 @@ class WholeStep(NamedTuple):
     def before_noise(
         self, state: Any, *batch: Any, is_padding_example: Any = None
     ) -> list[jax.Array]:
-        """The sum that the noise is added to, in units of that noise."""
+        """Returns the sum before the noise, in units of that noise."""
         found, mask = self.measured, is_padding_example
         mask = jnp.zeros(_size(batch), bool) if mask is None else jnp.asarray(mask)
         steps = found.steps
@@ -53,7 +53,7 @@ class WholeStep(NamedTuple):
         return sums
 
     def sensitivity(self) -> Finding:
-        """The check of the sum before the noise."""
+        """Checks the sum before the noise."""
         if not self.measured.noise:
             return not_tested("sensitivity", "no noise is added to a sum of examples.")
         fun, pipeline = self.before_noise, self.pipeline
@@ -71,9 +71,9 @@ class WholeStep(NamedTuple):
         return combined("sensitivity", [finding, self._closed_over(bound)])
 
     def _closed_over(self, bound: float) -> Finding:
-        """The movement by a row of an array that the step closes over.
+        """Measures the change by a row of an array that the step closes over.
 
-        Only arrays that begin with the examples of the batch are looked at. The example
+        It tests only arrays that begin with the examples of the batch. The example
         itself does not take part, if the step takes a mask.
         """
         batch, found = self.pipeline.batch, self.measured
@@ -99,7 +99,7 @@ class WholeStep(NamedTuple):
 
 
 def _levels(noise: draws.Noise) -> dict[Path, float]:
-    """The noise at each crossing; one number for all if they do not differ."""
+    """Returns the noise level at each crossing; one for all if they do not differ."""
     levels = {path: _stddev(drawn) for path, drawn in noise.items()}
     counts = {path: drawn.count for path, drawn in noise.items()}
     squares = sum(counts[path] * level**2 for path, level in levels.items())
@@ -114,7 +114,7 @@ def _levels(noise: draws.Noise) -> dict[Path, float]:
 
 
 def _too_small(found: draws.Measured, limit: float) -> frozenset[Path]:
-    """The additions whose noise is too small, by this factor, for their data."""
+    """Returns the additions whose noise is too small for their data, by this factor."""
     z = draws.multiplier(found.mechanism, 0)
     chains = {crossing.path: crossing.chain for crossing in found.followed.crossings}
     small: frozenset[Path] = frozenset()
@@ -143,20 +143,20 @@ def _step_of(pipeline: Pipeline) -> Step:
 
 
 def _varied(data: _Data, number: jax.Array) -> _Data:
-    """Other real numbers in each step, and one example if there is none."""
+    """Varies the real numbers in each step, with one example if there is none."""
     batch, mask = data
     one = jnp.arange(mask.size) != number % mask.size
     return neighbors.shifted(batch, number), jnp.where(mask.all(), one, mask)
 
 
 def _neighbors_of(pipeline: Pipeline) -> tuple[list[_Data], float]:
-    """Batches that differ in one example from the first of them.
+    """Returns batches that differ from the first one in one example.
 
     If the step takes a mask, the first batch has no example, and the others have one.
-    Otherwise the first example of each is another.
+    Otherwise each has a different first example.
 
     Returns:
-      The batches, and how much further apart neighbors may be than they are.
+      The batches, and the largest distance of neighbors over the distance of these.
     """
     batch, size = pipeline.batch, _size(pipeline.batch)
     rows = [neighbors.row_of(batch, 0)]
@@ -180,12 +180,12 @@ def _neighbors_of(pipeline: Pipeline) -> tuple[list[_Data], float]:
 def whole_step(pipeline: Pipeline) -> WholeStep:
     """Traces the step, and finds the additions of noise that make it private.
 
-    Other noise may be added on the way: to the inputs, in the loss. So the last
-    additions are looked at first, and the first ones if those do not suffice.
+    Other noise may be added before: to the inputs, in the loss. So it tries the last
+    additions, and the first ones if those do not suffice.
 
     Raises:
       NotTraceable: if JAX cannot trace the step.
-      NotRecordable: if noise is added at a place from where it cannot be taken out.
+      NotRecordable: if noise is added at a place whose operands cannot be recorded.
     """
     if not draws.multiplier(pipeline.mechanism, 0):
         raise NotTraceable("the mechanism has no noise.")
@@ -196,7 +196,7 @@ def whole_step(pipeline: Pipeline) -> WholeStep:
     steps = Steps(_step_of(pipeline), state, batches[0], _varied)
 
     def at(ignored: frozenset[Path]) -> draws.Measured:
-        """The step at the additions of noise that are not ignored."""
+        """Measures the step at the additions of noise that are not ignored."""
         followed, noise, moved, ready = steps.follow(ignored), {}, [], state
         if followed.crossings:
             ready, moved = draws.movements(steps, followed.crossings, batches)
@@ -218,7 +218,7 @@ def whole_step(pipeline: Pipeline) -> WholeStep:
 
 
 def _all_but_the_last(steps: Steps) -> frozenset[Path]:
-    """The additions without which all that is kept has noise just the same."""
+    """Returns the additions without which everything that is kept still has noise."""
     ignored: frozenset[Path] = frozenset()
     bare = set(steps.follow().paths(Label.DATA))
     for _ in range(_MOST_CROSSINGS):
@@ -233,22 +233,22 @@ def _all_but_the_last(steps: Steps) -> frozenset[Path]:
 
 
 def state(pipeline: Pipeline) -> Finding:
-    """Traces the step: all that depends on the examples must pass through the noise.
+    """Traces the step, and checks that all that depends on examples passes the noise.
 
     It follows every value that depends on an example to the additions of noise, and
-    past them to the outputs of the step: parameters, moments, averages, all that a
-    checkpoint would hold. An addition counts if its noise is of the order that the
+    past them to the outputs of the step: parameters, moments, averages, everything that
+    a checkpoint would hold. An addition counts if its noise is of the order that the
     mechanism claims; `noise` and `sensitivity` say whether it is enough. Then it
     replays the step with other data and with other keys: an output that changes with
-    the data must change with the keys, unless the noise is taken out again. (A step
-    that takes no mask has no batch without examples to begin from, and is not
+    the data must change with the keys, unless the noise was subtracted again. (A step
+    that takes no mask has no batch without examples to start from, and is not
     replayed.)
 
     Args:
-      pipeline: whose step is traced.
+      pipeline: the pipeline whose step is traced.
 
     Returns:
-      A `Finding`: how many arrays have no noise, and the path of the first. *Not
+      A `Finding`: the number of arrays without noise, and the path of the first. *Not
       tested* if the step cannot be traced, or a callback tells the host of examples.
 
     Example:
@@ -278,7 +278,7 @@ def state(pipeline: Pipeline) -> Finding:
 
 
 def state_finding(step: WholeStep) -> Finding:
-    """The finding for a step that has been traced."""
+    """Returns the finding for a step that has been traced."""
     followed = step.measured.followed
     bare = [path.removeprefix("[1]") for path in followed.paths(Label.DATA)]
     total = f"{len(followed.labels)} arrays"
@@ -302,9 +302,9 @@ def state_finding(step: WholeStep) -> Finding:
 
 
 def _replayed(step: WholeStep) -> Finding:
-    """Whether all that follows the data follows the keys: noise may cancel on its way.
+    """Tests that outputs that follow the data follow the keys: noise may cancel.
 
-    Compared with the step on no data at all, so that nothing outweighs the noise.
+    It compares with the step on no data at all, so that nothing outweighs the noise.
     """
     found, init = step.measured, jax.jit(step.pipeline.init)
     private, program = found.followed.paths(Label.PRIVATE), jax.jit(found.steps.step)

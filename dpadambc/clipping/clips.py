@@ -1,4 +1,4 @@
-"""The stages of `core`, which say what to do about the frequent wrong names."""
+"""The stages of `core`, with hints for the names that other libraries use."""
 
 from dpadambc.core import clip, noise
 from dpadambc.core import clipped_grad as _clipped_grad

@@ -28,19 +28,20 @@ _BEHIND_THE_NOISE = (
 
 @dataclasses.dataclass(frozen=True)
 class ParameterCost:
-    """How the gradients of one parameter are held.
+    """The memory of one parameter's gradients.
 
     Attributes:
       name: the path of the parameter.
       shape: the shape of the parameter.
-      rule: how the norms are computed, as `explain` lists the rules.
-      factored_bytes: memory of the factors, for the batch.
-      materialized_bytes: memory of one gradient for each example of the batch.
+      rule: the method by which the norms are computed, as `explain` lists them.
+      factored_bytes: the memory of the factors, for the batch.
+      materialized_bytes: the memory of one gradient for each example of the batch.
       is_formed: whether it is a kernel, and its gradients are arrays although they are
         products: the loss multiplies the data by a function of the kernel.
-      is_looping: whether the loss multiplies the data by it in a loop whose length is
-        not known, such as the steps of an ODE solver.
-      is_penalized: whether it is a kernel, and is in a term of the loss without data.
+      is_looping: whether the loss multiplies the data by it in a loop of unknown
+        length, such as the steps of an ODE solver.
+      is_penalized: whether it is a kernel that occurs in a term of the loss without
+      data.
     """
 
     name: str
@@ -54,7 +55,7 @@ class ParameterCost:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """Equal for the parameters of repeated layers."""
+        """A key that is equal for the parameters of repeated layers."""
         name = re.sub(r"\d+", "*", self.name)
         return name, self.shape, self.rule, self.factored_bytes, self.is_penalized
 
@@ -65,9 +66,9 @@ class Products:
 
     Attributes:
       platform: "cuda", "tpu" or "cpu".
-      algorithms: which JAX is asked for, for the dtypes of the model.
-      given_away: the share of C that the clipped gradient of the example stays below,
-        if it is longer than C, for what the products may round; None for shapes.
+      algorithms: the algorithms requested from JAX, for the dtypes of the model.
+      given_away: the fraction of C that the bound on rounding takes from the clipped
+        gradient of the example, if it is longer than C; None for shapes.
     """
 
     platform: str
@@ -77,21 +78,22 @@ class Products:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The tables of `explain`; printed, they are tables.
+    """The result of `explain`, which prints as tables.
 
     Attributes:
       parameters: one row for each parameter.
-      batch_size: how many examples the table is for.
-      factored_bytes: temporaries of the clipped gradient of the batch as it is compiled
-        for the default device; with an optimizer, of the step.
-      is_compiled: whether the compiler told them; else `factored_bytes` is the sum of
-        all distinct factors.
-      ordinary_bytes: temporaries of the gradient, or step, without privacy; None if not
-        told, or if JAX cannot map the loss over a batch.
-      without_gradient: a sentence for each parameter that the loss does not depend on.
-      costly: a sentence for each kernel whose gradients are formed; else one where the
-        ordinary gradient, itself included, takes less than half of the memory.
-      products: of the clip, one row for each platform.
+      batch_size: the number of examples that the table is for.
+      factored_bytes: the temporaries of the clipped gradient of the batch, compiled for
+        the default device; with an optimizer, of the step.
+      is_compiled: whether the compiler states the memory; else `factored_bytes` is the
+        sum of all distinct factors.
+      ordinary_bytes: the temporaries of the gradient, or step, without privacy; None if
+        the compiler does not state them, or if JAX cannot map the loss over a batch.
+      without_gradient: a sentence for each parameter without influence on the loss.
+      costly: a sentence for each kernel whose gradients are materialized; else one
+        where the ordinary gradient, itself included, takes less than half of the
+        memory.
+      products: the products of the clip, one row for each platform.
       plan: the programs that were compared, if there is a memory limit.
     """
 
@@ -107,7 +109,7 @@ class Explanation:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """All sentences."""
+        """All warnings: `without_gradient` and `costly`."""
         return (*self.without_gradient, *self.costly)
 
     @property
@@ -155,7 +157,7 @@ class Explanation:
 
 
 def _folded(parameters: Sequence[ParameterCost]) -> list[tuple[str, ...]]:
-    """A row for each kind of parameter, those that take most first."""
+    """Returns a row for each kind of parameter, the most expensive first."""
     kinds = sorted(_by_kind(parameters), key=lambda kind: _total(kind[1]), reverse=True)
     return [
         (name, str(few[0].shape), few[0].rule, *map(readable, _total(few)))
@@ -164,13 +166,13 @@ def _folded(parameters: Sequence[ParameterCost]) -> list[tuple[str, ...]]:
 
 
 def _num_bytes(leaf: PerExampleGradient) -> dict[int, int]:
-    """The bytes of each open array of factors, by the array's identity."""
+    """Returns the bytes of each open array of factors, by the array's identity."""
     pairs = zip(jax.tree.leaves(leaf.sealed), leaf.dtypes, strict=True)
     return {id(x): math.prod(x.shape) * jnp.dtype(d).itemsize for x, d in pairs}
 
 
 def _has_arrays(grad: Any) -> bool:
-    """Whether a part is held as an array that would not be larger than its factors."""
+    """Returns whether a part is an array, but not because that is the smaller form."""
     is_array = lambda x: isinstance(x, Dense)
     parts = jax.tree.leaves(grad, is_leaf=is_array)
     return any(is_array(part) and part.origin != "direct" for part in parts)
@@ -194,7 +196,7 @@ def _cost(
 
 
 def _by_kind(rows: Sequence[ParameterCost]) -> list[tuple[str, list[ParameterCost]]]:
-    """Parameters of repeated layers together, with a name for them."""
+    """Groups the parameters of repeated layers, with a name for each group."""
     kinds: dict[Any, list[ParameterCost]] = {}
     for row in rows:
         kinds.setdefault(row.kind, []).append(row)
@@ -241,7 +243,7 @@ def _costly(rows: list[ParameterCost]) -> tuple[str, ...]:
 def _more_than_twice(
     private: int | None, ordinary: int | None, gradient: float
 ) -> tuple[str, ...]:
-    """A sentence where the ordinary gradient takes less than half of the memory."""
+    """Returns a sentence where the ordinary gradient takes under half of the memory."""
     if private is None or ordinary is None or private <= 2 * (ordinary + gradient):
         return ()
     return (
@@ -265,36 +267,37 @@ def explain(
     precision: rounding.Precision = None,
     wrt: Any = None,
 ) -> Explanation:
-    """The form and the memory of the per-example gradients of a loss.
+    """Explains the form and the memory of the per-example gradients of a loss.
 
-    The gradient of the batch is compiled with and without privacy, for the memory of
-    the two on the default device, and not run. With a memory limit more are compiled,
-    for the largest `microbatch_size` that fits. Where arguments are arrays, that of the
-    one example is computed, for the share of it that the bound on rounding gives away.
+    It compiles the gradient of the batch with and without privacy, for the memory of
+    the two on the default device, and does not run it. With a memory limit it compiles
+    more, to find the largest `microbatch_size` that fits. If the arguments are arrays,
+    it computes the gradient of the one example, to state the fraction that the bound on
+    rounding takes.
 
     The rules: `gram` and `outer product` keep the two factors of a kernel's gradient,
     `lookup` ids and rows, `convolution: gram` the input and the output gradient.
     `direct` is a gradient that is materialized because it is about as small as its
-    factors. The name of a primitive (`reduce_sum`, `mul`) is a gradient that
-    reverse mode materializes anyway, of a kernel one of the `warnings`, and so is
+    factors. The name of a primitive (`reduce_sum`, `mul`) is a gradient that reverse
+    mode materializes in any case; for a kernel it is one of the `warnings`. So is
     `materialized: ...`, a gradient without a rule.
 
     Args:
       loss_fn: the loss of one example; see `per_example_grad`.
       *args: the arguments of `loss_fn` for *one* example, arrays or
         `jax.ShapeDtypeStruct`.
-      batch_size: for which the bytes are counted.
+      batch_size: the number of examples for which the bytes are counted.
       argnums: which positional arguments are differentiated.
       has_aux: whether `loss_fn` returns `(loss, aux)`.
       batch_argnums: which positional arguments will be batches; by default all others.
       prng_argnum: which positional argument is a PRNG key, if any.
-      memory_limit: in bytes, for arguments, outputs and temporaries.
-      optimizer: of the clipped gradient, such as
+      memory_limit: the limit in bytes, for arguments, outputs and temporaries.
+      optimizer: the optimizer of the clipped gradient, such as
         `optax.chain(add_dp_noise(mechanism.noise_stddev, key=key), adam_bc(...))`, to
         plan the memory of the whole step, which updates parameters and state in place;
-        else that of the gradient. A plan knows no mechanism, so give the noise its
-        level.
-      precision: of the products in the clip; see `clip_per_example`.
+        by default the plan is for the gradient. A plan knows no mechanism, so give the
+        noise its level.
+      precision: the precision of products in the clip; see `clip_per_example`.
       wrt: which variables of modules of Flax NNX; see `per_example_grad`.
 
     Returns:
@@ -391,16 +394,16 @@ def explain(
     )
 
 
-# The bound on a gradient of zero is what squares that vanish may hold.
+# Underflowing squares set the bound on a gradient of zero.
 _UNSEEN = 1e-15
-# Numbers along an axis: of more XLA aborts the process, where they are in a product.
+# The length of an axis beyond which XLA aborts the process in a product.
 _LONGEST = 2**31
 
 
 def _temporaries(
     programs: Programs, plan: Plan | None, rows: Sequence[ParameterCost]
 ) -> tuple[int | None, int | None]:
-    """Of the whole batch with and without privacy, as far as they are known."""
+    """Returns the temporaries with and without privacy, as far as they are known."""
     if plan is not None:
         return plan.factored[0].temporary_bytes, plan.ordinary.temporary_bytes
     held_whole = (x for x in rows if x.factored_bytes >= x.materialized_bytes)
@@ -421,7 +424,7 @@ def _products(
     dtypes: Any,
     precision: Any,
 ) -> tuple[Products, ...]:
-    """The rows of all platforms: their constants, in exact arithmetic."""
+    """Returns the rows of all platforms: their constants, in exact arithmetic."""
     platforms = {**rounding.by_platform(precision), "cpu": rounding.FULL}
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""Which parameters multiply the data in a loss, and which are in penalties."""
+"""Finds the parameters that multiply the data in a loss, and those in penalties."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -10,15 +10,15 @@ from dpadambc.core import modules
 from dpadambc.core.per_example import Arguments
 from dpadambc.engine import jaxprs
 
-# Of these, the gradient of one operand can be larger than both others are.
+# In these products, the gradient of one operand can be larger than both others.
 _PRODUCTS = {
     *("dot_general", "conv_general_dilated", "ragged_dot_general"),
     *("gather", "dynamic_slice"),
     *("triangular_solve", "custom_linear_solve"),
 }
-# A kernel that data multiplies entry by entry is a kernel.
+# A parameter that data multiplies entry by entry is a kernel too.
 _BY_ENTRY = {"mul", "div", "select_n"}
-# A term of these has a gradient of its own, and linear maps of the sum keep it.
+# A term of these sums has a gradient of its own, which linear maps of the sum preserve.
 _SUMS = {"add", "add_any", "sub", "concatenate", "stack"}
 _LINEAR = {"mul", "div", "neg", "reduce_sum", "broadcast_in_dim", "reshape"} | {
     *("squeeze", "convert_element_type", "copy")
@@ -28,23 +28,23 @@ _CALLS |= {"cond", "scan", "while"}
 
 
 class _Origin(NamedTuple):
-    """What a value of the loss is computed from."""
+    """The parameters and the data that a value of the loss is computed from."""
 
-    params: frozenset[str] = frozenset()  # of which it is a function, without a sum
-    repeated: frozenset[str] = frozenset()  # those that it repeats along an axis
+    params: frozenset[str] = frozenset()  # inputs of the value, without a sum
+    repeated: frozenset[str] = frozenset()  # those that the value repeats along an axis
     has_data: bool = False
-    penalized: frozenset[str] = frozenset()  # those in terms of it without data
+    penalized: frozenset[str] = frozenset()  # those in terms without data
 
 
 _Origins = list[_Origin]
-_Found = dict[str, bool]  # the kernels, and whether a loop of unknown length has them
+_Found = dict[str, bool]  # kernels, and whether in a loop of unknown length
 
 
 class Uses(NamedTuple):
-    """The paths of the parameters of a loss, by what it does with them.
+    """The paths of the parameters of a loss, by the way it uses them.
 
     Attributes:
-      multiplying: those that multiply data, or in which data looks up.
+      multiplying: those that multiply data, or that data index.
       looping: those of them that do so in a loop of unknown length.
       penalized: those in terms of the loss without data, whose gradient all examples
         share.
@@ -56,17 +56,18 @@ class Uses(NamedTuple):
 
 
 def uses(fun: Callable[..., Any], parts: Arguments, args: Sequence[Any]) -> Uses:
-    """The kernels of a loss, and the parameters in its penalties.
+    """Finds the kernels of a loss, and the parameters in its penalties.
 
-    Kernels multiply data themselves or in functions of them, such as `w * mask`, by a
-    matrix product or a convolution. A bias, a scale and positions are added to data or
-    multiply it entry by entry; their gradients are no larger than what they are added
-    to. A penalty is found where the loss adds it to the rest, through linear maps.
+    Kernels multiply data by a matrix product or a convolution, directly or in functions
+    of them such as `w * mask`. A bias, a scale and positions are added to data or
+    multiply it entry by entry; their gradients are no larger than the arrays they are
+    added to. A penalty is found where the loss adds it to the rest, through linear
+    maps.
 
     Args:
       fun: the loss of one example, which is traced.
-      parts: of its arguments.
-      args: for one example, arrays or `jax.ShapeDtypeStruct`.
+      parts: the roles of its arguments.
+      args: the arguments for one example, arrays or `jax.ShapeDtypeStruct`.
     """
     args, rest = parts.split(args)
     leaves = jax.tree_util.tree_leaves_with_path(parts.params(args))
@@ -90,7 +91,7 @@ def uses(fun: Callable[..., Any], parts: Arguments, args: Sequence[Any]) -> Uses
 
 
 def _follow(jaxpr: jex.Jaxpr, origins: _Origins, found: _Found) -> _Origins:
-    """The origins of the outputs; adds the kernels to those that are found."""
+    """Returns the origins of the outputs; adds the kernels to `found`."""
     known = dict(zip(jaxpr.invars, origins, strict=True))
     of = lambda x: _Origin() if jaxprs.is_literal(x) else known.get(x, _Origin())
     for eqn in jaxpr.eqns:
@@ -104,9 +105,9 @@ def _follow(jaxpr: jex.Jaxpr, origins: _Origins, found: _Found) -> _Origins:
 
 
 def _inside(eqn: jex.JaxprEqn, origins: _Origins, found: _Found) -> _Origins:
-    """The origins of what the programs in an equation return, in any branch and step.
+    """Returns the origins of the outputs of an equation's programs, in any branch.
 
-    The carries of a loop are of whatever comes into them at any step.
+    A carry of a loop has the origins of its values at every step.
     """
     name, params = eqn.primitive.name, eqn.params
     num_consts = num_carry = 0
@@ -161,7 +162,7 @@ def _of_primitive(eqn: Any, origins: _Origins, found: _Found) -> _Origin:
 
 
 def _penalized(name: str, origins: _Origins) -> frozenset[str]:
-    """The parameters in terms without data of what a primitive returns."""
+    """Returns the parameters in terms without data in the output of a primitive."""
     with_data = [x for x in origins if x.has_data]
     is_linear = name in _LINEAR and len(with_data) == 1
     is_reciprocal = name == "div" and not origins[0].has_data
@@ -172,7 +173,7 @@ def _penalized(name: str, origins: _Origins) -> frozenset[str]:
 
 
 def _joined(origins: Sequence[_Origin]) -> _Origin:
-    """The origin of a value that is computed from any of several."""
+    """Returns the origin of a value that is computed from any of several."""
     union = lambda sets: frozenset().union(*sets)
     return _Origin(
         union(x.params for x in origins),

@@ -1,4 +1,4 @@
-"""The largest microbatch whose compiled program stays within a memory."""
+"""The largest microbatch whose compiled program fits into a memory limit."""
 
 import bisect
 from collections.abc import Callable, Sequence
@@ -8,15 +8,16 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-# Of a device's memory; the rest is lost between buffers, or others have it.
+# The usable fraction of a device's memory; fragmentation or others take the rest.
 _SHARE = 0.9
 
 
 def stated_bytes(*, of_all_processes: bool = False) -> float | None:
-    """What a program may take of each device, if all state their memory.
+    """Returns the memory that a program may use on each device, if all state it.
 
-    It does not depend on its other programs: a run that is resumed from a checkpoint
-    must be the same program. A program of several processes is one for all of them.
+    It does not depend on the device's other programs: a run that is resumed from a
+    checkpoint must be the same program. A program of several processes is one for all
+    of them.
     """
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     least = _SHARE * min(each.get("bytes_limit") or 0 for each in stats)
@@ -26,10 +27,10 @@ def stated_bytes(*, of_all_processes: bool = False) -> float | None:
 
 
 def of_program(compiled: Any) -> Any:
-    """The memory of a compiled program, as its compiler states it.
+    """Returns the memory of a compiled program, as its compiler states it.
 
     Raises:
-      RuntimeError: if the compiler of this device does not tell.
+      RuntimeError: if the compiler of this device does not state it.
     """
     memory = compiled.memory_analysis()
     if memory is None:
@@ -41,7 +42,7 @@ def of_program(compiled: Any) -> Any:
 
 
 def peak_bytes(compiled: Any) -> int:
-    """The bytes of a compiled program: arguments, outputs and temporaries.
+    """Returns the bytes of a compiled program: arguments, outputs and temporaries.
 
     Raises:
       RuntimeError: as `of_program`.
@@ -56,19 +57,19 @@ def peak_bytes(compiled: Any) -> int:
 
 
 def is_stated_by_compiler() -> bool:
-    """Whether the compiler of the default device tells the memory of its programs."""
+    """Returns whether the default device's compiler states the memory of programs."""
     return jax.jit(lambda: 0.0).lower().compile().memory_analysis() is not None
 
 
-# Of a batch, how many examples may be computed for nothing to fill the last microbatch.
+# The largest fraction of a batch that may be padding of the last microbatch.
 _MOST_PADDING = 1 / 16
 
 
 def sizes(batch_size: int, multiple_of: int = 1) -> list[int]:
-    """The sizes of microbatches to choose from, increasing.
+    """Returns the sizes of microbatches to choose from, increasing.
 
-    For each number of microbatches the least that holds the batch, unless it would be
-    filled up with too much padding, which takes as long as examples do.
+    For each number of microbatches it takes the least size that holds the batch, unless
+    that needs too much padding, which takes as long as examples do.
     """
     shards = max(1, -(-batch_size // multiple_of))
     found = {-(-shards // count) for count in range(1, shards + 1)}
@@ -80,20 +81,20 @@ def sizes(batch_size: int, multiple_of: int = 1) -> list[int]:
 def measured_around(
     limit: float, sizes: Sequence[int], measure: Callable[[int], int]
 ) -> dict[int, int]:
-    """The bytes of some sizes, the largest that fits and the next one among them.
+    """Measures the bytes of some sizes, among them the largest that fits and the next.
 
-    Bytes are nearly a linear function of the size. So the next to be compiled is where
-    the line between those known meets the limit, and every second time, should they not
-    be linear, the one in the middle.
+    Bytes are nearly a linear function of the size. So the next size to compile is where
+    the line between the known ones meets the limit, and every second time, should they
+    not be linear, the one in the middle.
 
     Args:
-      limit: in bytes.
-      sizes: increasing.
+      limit: the limit in bytes.
+      sizes: the sizes, increasing.
       measure: compiles the program of a size and returns its bytes.
 
     Returns:
-      Bytes by size: of the largest size alone, if it fits; of the least and the
-      largest, if not even the least does.
+      The bytes by size: of the largest size alone, if it fits; of the least and the
+      largest, if not even the least fits.
     """
     known: dict[int, int] = {}
 
@@ -118,7 +119,7 @@ def measured_around(
 def microbatch_size(
     limit: float, batch_size: int, multiple_of: int, measure: Callable[[int], int]
 ) -> int | None:
-    """The largest size that fits, or the least; None for the whole batch."""
+    """Returns the largest size that fits, or the least; None for the whole batch."""
     possible = sizes(batch_size, multiple_of)
     known = measured_around(limit, possible, measure)
     fitting = (size for size, num in known.items() if num <= limit)

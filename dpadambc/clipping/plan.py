@@ -1,4 +1,4 @@
-"""Ways to a clipped gradient, compiled, and the one that fits into a memory."""
+"""Compiled methods for a clipped gradient, and the one that fits into memory."""
 
 import dataclasses
 import functools
@@ -21,14 +21,14 @@ from dpadambc.engine.transform import Method
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One way to the gradient, and its cost.
+    """A method for the gradient, and its cost.
 
     Attributes:
       method: "ordinary", "factored" or "vmap".
       microbatch_size: how many examples are in memory at once.
-      peak_bytes: arguments, outputs and temporaries of the compiled program.
+      peak_bytes: the arguments, outputs and temporaries of the compiled program.
       temporary_bytes: the temporaries alone.
-      product_flops: operations of matrix products and convolutions.
+      product_flops: the operations of matrix products and convolutions.
     """
 
     method: str
@@ -40,10 +40,10 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Ways to the gradient of a batch, or to a whole step, and the one that fits.
+    """The methods for the gradient of a batch, or a step, and the one that fits.
 
     Attributes:
-      memory_limit: in bytes.
+      memory_limit: the limit in bytes.
       ordinary: the gradient of the mean loss, without privacy.
       factored: microbatches of falling size: the chosen one and its neighbors.
       vmap: all gradients at once, materialized.
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def reason(self) -> str:
-        """Why this microbatch."""
+        """The reason for this microbatch."""
         limit, least = readable(self.memory_limit), self.factored[-1]
         if self.chosen is None:
             return (
@@ -98,7 +98,7 @@ class Plan:
 
 
 def planned(programs: "Programs", memory_limit: float) -> Plan:
-    """Compiles microbatches around the largest that fits, and what they compare to."""
+    """Compiles microbatches around the largest that fits, and the other methods."""
     compiled = functools.cache(programs.factored)
     known = memory.measured_around(
         memory_limit,
@@ -113,12 +113,12 @@ def planned(programs: "Programs", memory_limit: float) -> Plan:
     )
 
 
-Grad = Callable[..., Any]  # of (*args), and of the padding as a keyword
+Grad = Callable[..., Any]  # (*args, is_padding_example=...)
 
 
 @dataclasses.dataclass(frozen=True)
 class Programs:
-    """Programs on a batch that has shapes only; a whole step, if with an optimizer."""
+    """The programs of a batch of shapes: a whole step, if there is an optimizer."""
 
     fun: Callable[..., Any]  # the loss of one example
     parts: Arguments
@@ -129,16 +129,16 @@ class Programs:
     precision: rounding.Precision
 
     def factored(self, microbatch_size: int) -> Choice:
-        """The clipped gradient, so many examples at a time."""
+        """Compiles the clipped gradient with microbatches of this size."""
         return self._choice("factored", microbatch_size, self._clipped(microbatch_size))
 
     def vmap(self) -> Choice:
-        """The clipped gradient from all gradients at once."""
+        """Compiles the clipped gradient from all gradients at once."""
         clipped = self._clipped(self.batch_size, "vmap")
         return self._choice("vmap", self.batch_size, clipped)
 
     def ordinary(self) -> Choice:
-        """The gradient of the mean loss, without privacy."""
+        """Compiles the gradient of the mean loss, without privacy."""
 
         def ignoring(*args, is_padding_example):
             del is_padding_example
@@ -184,7 +184,7 @@ class Programs:
         )
 
     def _program(self, grad: Grad) -> tuple[Callable[..., Any], tuple[Any, ...], Any]:
-        """A function, its arguments, and which of them it may write to."""
+        """Returns a function, its arguments, and the indices of those it may donate."""
         padding = jax.ShapeDtypeStruct((self.batch_size,), bool)
         optimizer = self.optimizer
         if optimizer is None:
@@ -200,7 +200,7 @@ class Programs:
                 args[i] = part
             args = modules.merge_arguments(args, rest)
             gradient = materialize(grad(*args, is_padding_example=padding))
-            # Of no known numbers, as a plan knows no mechanism.
+            # The numbers are unknown, as a plan knows no mechanism.
             summed = close_sums(gradient, None, None, is_masked=True)
             updates, state = optimizer.update(summed, state, params)
             return optax.apply_updates(params, updates), state
@@ -211,10 +211,10 @@ class Programs:
 
 
 def flops_of_products(jaxpr: jex.Jaxpr) -> int:
-    """The operations of products and convolutions: multiplications and additions.
+    """Counts the multiplications and additions of products and convolutions.
 
-    Products take nearly all the time of a gradient. Each step of a scan is counted, of
-    the branches of a `cond` the dearest, and the body of a `while` once.
+    Products take nearly all the time of a gradient. It counts each step of a scan, the
+    most expensive branch of a `cond`, and the body of a `while` once.
     """
     return sum(map(_flops, jaxpr.eqns))
 
@@ -237,7 +237,7 @@ def _flops(eqn: Any) -> int:
 
 
 def aligned(rows: Sequence[Sequence[str]], num_left: int) -> list[str]:
-    """Lines with columns of one width; all but the first few to the right."""
+    """Aligns columns to one width; the first `num_left` are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
@@ -249,7 +249,7 @@ def aligned(rows: Sequence[Sequence[str]], num_left: int) -> list[str]:
 
 
 def readable(num_bytes: float) -> str:
-    """Three digits and a unit."""
+    """Formats a number of bytes with three digits and a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000 or unit == "GB":
             break

@@ -1,4 +1,4 @@
-"""Rules that take another share of each gradient than `Flat` does."""
+"""Rules that take another fraction of each gradient than `Flat` does."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,18 +14,18 @@ from dpadambc.core.clip import FLAT, ClipRule, Groups
 
 @dataclasses.dataclass(frozen=True)
 class Automatic(ClipRule):
-    r"""Every gradient is scaled to nearly C, however short: AUTO-S.
+    r"""AUTO-S, which scales every gradient to nearly C, however short it is.
 
     .. math:: w = C / (\lVert g \rVert + \gamma)
 
     So C only scales the learning rate, and has no effect on Adam and similar
-    optimizers: there is one number less to choose. A short gradient counts as much as a
-    long one, which biases the sum toward examples that are learned already; gamma
-    leaves those much shorter than it short. With gamma 0 it is normalization (AUTO-V),
-    which does not converge where gradients of examples cancel.
+    optimizers: there is one number fewer to choose. A short gradient counts as much as
+    a long one, which biases the sum toward examples that are learned already; gamma
+    reduces the weight of gradients much shorter than gamma. With gamma 0 it is
+    normalization (AUTO-V), which does not converge where gradients of examples cancel.
 
     Args:
-      gamma: in the unit of the gradient, not negative; 0.01 in the paper.
+      gamma: a non-negative number in the unit of the gradient; 0.01 in the paper.
 
     Raises:
       ValueError: if gamma is negative or not finite.
@@ -49,7 +49,7 @@ class Automatic(ClipRule):
         validate.non_negative(gamma=self.gamma)
 
     def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        """See `ClipRule.weight`."""
+        """Returns C / (norm + gamma): see `ClipRule.weight`."""
         longer = norm + self.gamma
         return jnp.where(longer > 0, l2_clip_norm / longer, 0)
 
@@ -64,11 +64,11 @@ class PerGroup(ClipRule):
     .. math:: C_k = C \frac{s_k}{\sqrt{\sum_j s_j^2}}, \qquad
         \sqrt{\sum_k C_k^2} = C
 
-    with :math:`s_k` = `shares`. One example moves the parts of the sum by
-    :math:`C_k / B` at most each, and all of it by :math:`C / B`: the mechanism's clip
-    norm is the joint one, so its sensitivity, noise and epsilon hold as they are. To
-    have bounds :math:`C_k`, give them as shares, and the mechanism the root of the sum
-    of their squares.
+    with :math:`s_k` = `shares`. One example moves the parts of the sum by at most
+    :math:`C_k / B` each, and all of it by :math:`C / B`: the mechanism's clip norm is
+    the joint one, so its sensitivity, noise and epsilon hold as they are. To have
+    bounds :math:`C_k`, give them as shares, and the mechanism the root of the sum of
+    their squares.
 
     It helps where one part of a model, such as a new head, has long gradients that
     would take all of C. The noise in every group is that of C, so a group with a small
@@ -78,8 +78,8 @@ class PerGroup(ClipRule):
     Args:
       labels: a tree prefix of the parameters with a string for each leaf, or a function
         of the parameters that returns one: as in `optax.multi_transform`.
-      shares: for each label a positive number; only their ratios matter.
-      rule: within each group.
+      shares: a positive number for each label; only their ratios matter.
+      rule: the rule within each group.
 
     Raises:
       ValueError: if a share is not positive, or, when it is used, a label has no share
@@ -127,19 +127,19 @@ class PerGroup(ClipRule):
         return structure, tuple(leaves), tuple(sorted(self.shares.items())), self.rule
 
     def __eq__(self, other: object) -> bool:
-        """Whether groups, shares and rule are the same."""
+        """Returns whether groups, shares and rule are the same."""
         return isinstance(other, PerGroup) and self._identity == other._identity
 
     def __hash__(self) -> int:
-        """Of the numbers that `__eq__` compares."""
+        """Hashes the numbers that `__eq__` compares."""
         return hash(self._identity)
 
     def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        """See `ClipRule.weight`: of one group, with its bound."""
+        """Returns the factor of one group, with its bound: see `ClipRule.weight`."""
         return self.rule.weight(norm, l2_clip_norm)
 
     def groups(self, params: optax.Params) -> Groups:
-        """See `ClipRule.groups`."""
+        """Returns the groups by label: see `ClipRule.groups`."""
         labels = self.labels(params) if callable(self.labels) else self.labels
         try:
             of_leaves = jax.tree.leaves(jax.tree.broadcast(labels, params))

@@ -1,4 +1,4 @@
-"""The sensitivity of a clipped sum, for a noise of your own; mechanisms have theirs."""
+"""The sensitivity of a clipped sum, for your own noise; mechanisms have theirs."""
 
 from dpadambc.core.clip import NeighboringRelation
 from dpadambc.mechanisms import names
@@ -11,7 +11,7 @@ def sensitivity(
     normalize_by: float,
     neighboring_relation: NeighboringRelation,
 ) -> float:
-    r"""The L2 sensitivity of a clipped, normalized sum.
+    r"""Returns the L2 sensitivity of a clipped, normalized sum.
 
     .. math:: \Delta = C / B
         \text{ (add or remove one; replace by zero)}, \qquad

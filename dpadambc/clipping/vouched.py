@@ -18,7 +18,7 @@ def as_per_example(
 ) -> optax.Updates:
     r"""Declares that arrays are untouched gradients of single examples.
 
-    Use it for gradients from elsewhere than `per_example_grad`, such as
+    Use it for gradients that do not come from `per_example_grad`, such as
     `jax.vmap(jax.grad(...))`. `clip_per_example` takes no bare arrays, since they may
     have been changed.
 
@@ -71,8 +71,8 @@ def as_clipped_sum(
 ) -> optax.Updates:
     r"""Declares that arrays are a clipped sum, for `add_dp_noise`.
 
-    Use it for a sum from elsewhere than `clipped_grad` or `clip_per_example`, such as
-    one that another library has clipped.
+    Use it for a sum that does not come from `clipped_grad` or `clip_per_example`, such
+    as one that another library has clipped.
 
     Guarantees:
       * None of its own: by calling this you vouch that the gradient is

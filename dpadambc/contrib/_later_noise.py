@@ -1,4 +1,4 @@
-"""Noise of which later steps take a part back: the common half of two strategies."""
+"""The common half of two strategies whose later steps cancel part of earlier noise."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from dpadambc.core.clip import refuse_parts
 
 
 def schedule(mechanism: Any, norms: Sequence[float] | np.ndarray) -> Any:
-    """Makes the level of the noise in each step; the last norm is that of all later.
+    """Makes the noise level of each step; the last norm is for all later steps.
 
     Args:
-      mechanism: that has the noise.
-      norms: the noise of the first steps, in units of the draws'.
+      mechanism: the mechanism of the noise.
+      norms: the noise of the first steps, in units of one draw.
     """
     levels = mechanism.noise_multiplier * mechanism.sensitivity * np.asarray(norms)
     last = len(levels) - 1
@@ -32,16 +32,16 @@ def adding(
     start: Callable[[Any], Any],
     draw: Callable[..., tuple[Any, Any]],
 ) -> optax.GradientTransformation:
-    """Adds noise, a part of which is kept for later steps, on the grid of its draws.
+    """Adds noise on the grid of its draws, and keeps a part of it for later steps.
 
     Args:
-      kind: the class of its state: that of the draws, and what is kept.
-      name: of the transformation.
+      kind: the class of its state: the state of the draws, and the part kept.
+      name: the name of the transformation.
       key: a typed JAX key, of this run alone.
-      noise_stddev: of the draws.
-      start: of the parameters, returns what is kept before the first step.
-      draw: of a step's key, its level, sums and a state, returns the noise that is
-        added to the sums, and what is kept of it.
+      noise_stddev: the level of the draws.
+      start: a function of the parameters: the part kept before the first step.
+      draw: a function of a step's key, its level, sums and a state: the noise that is
+        added to the sums, and the part kept of it.
     """
     validate.typed_key(key=key)
     validate.non_negative(noise_stddev=noise_stddev)

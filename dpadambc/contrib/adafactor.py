@@ -1,4 +1,4 @@
-r"""Adafactor's factored second moment, with the variance of the noise taken out.
+r"""Adafactor's factored second moment, with the variance of the noise subtracted.
 
 The rule is that of `optax.scale_by_factored_rms`, and tests compare the two. Whether it
 agrees with the paper's text is not verified. The idea of the correction is that of
@@ -14,10 +14,10 @@ mean of squares: with :math:`\tilde g = g + z`,
     = \frac1n \sum_j (g_{ij}^2 + 2 g_{ij} \mathbb{E} z_{ij} + \mathbb{E} z_{ij}^2)
     = \frac1n \sum_j g_{ij}^2 + \Phi
 
-A moving average is linear, so the average of :math:`\Phi` with the same weights is to
-be subtracted from the rows and from the columns, *before* their product. Afterwards
-would be wrong: :math:`(r_i + \Phi)(c_j + \Phi) / (\bar r + \Phi) - \Phi` is not
-:math:`r_i c_j / \bar r`, but
+A moving average is linear, so subtract the average of :math:`\Phi` with the same
+weights from the rows and from the columns, *before* their product. Afterwards would be
+wrong: :math:`(r_i + \Phi)(c_j + \Phi) / (\bar r + \Phi) - \Phi` is not :math:`r_i c_j /
+\bar r`, but
 :math:`r_i c_j / \bar r + \Phi (r_i - \bar r)(\bar r - c_j) / (\bar r (\bar r + \Phi))`.
 
 Under noise alone a row spreads by :math:`\Phi \sqrt{2 S_t / n}` about :math:`\Phi`, for
@@ -53,7 +53,7 @@ class FactoredMoment(NamedTuple):
 
 
 class ScaleByAdafactorBCState(NamedTuple):
-    """State of `scale_by_adafactor_bc`: moving averages of noised gradients only.
+    """The state of `scale_by_adafactor_bc`: moving averages of noised gradients only.
 
     Attributes:
       count: the number of steps. shape=(), int32.
@@ -80,7 +80,7 @@ def _axes(shape: tuple[int, ...], min_dim_size: int) -> _Axes:
 
 
 def _mean_squares(g: jax.Array, min_dim_size: int) -> jax.Array | FactoredMoment:
-    """The square of a gradient, or its means over the rows and over the columns."""
+    """Squares a gradient, or computes the means of squares over rows and columns."""
     axes = _axes(g.shape, min_dim_size)
     if axes is None:
         return jnp.square(g)
@@ -96,7 +96,7 @@ def _corrected(
         return own(nu)
     row, column = (jnp.expand_dims(own(x), i) for x, i in zip(nu, axes, strict=True))
     mean = jnp.mean(row, axes[1], keepdims=True)
-    # The quotient first: a product of two second moments may underflow in float32.
+    # Divide first: a product of two second moments may underflow in float32.
     share = jnp.where(mean > 0, row / mean, 0)
     product = jnp.broadcast_to(share * column, shape)
     return jnp.maximum(product, floor).astype(product.dtype)
@@ -137,8 +137,8 @@ def scale_by_adafactor_bc(
         gradients were all zero gets 0 instead of NaN.
 
     Args:
-      noise_stddev: :math:`\sigma`, of the incoming gradient; see `scale_by_adam_bc`.
-      decay_rate: the exponent, positive. 1 is the plain mean over all steps.
+      noise_stddev: :math:`\sigma`, the level in the gradient; see `scale_by_adam_bc`.
+      decay_rate: the exponent, positive. 1 gives the plain mean over all steps.
       min_dim_size_to_factor: the least second largest axis of a factored parameter.
       variance_floor: :math:`\gamma'`, a number, or a `RelativeFloor` in units of the
         resolution of the parameter's averages.
@@ -234,14 +234,14 @@ def adafactor_bc(
     variance_floor: jax.typing.ArrayLike | RelativeFloor = RelativeFloor(1.0),
     correction: jax.typing.ArrayLike = 1.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adafactor on a private gradient, with the noise out of its second moments.
+    """Makes Adafactor for a private gradient, without the noise in its second moments.
 
     Use it in place of `optax.adafactor`; see `adam_bc`.
 
     Args:
       learning_rate: a number or a schedule; relative to the size of a parameter if
         `multiply_by_parameter_scale`.
-      noise_stddev: of the noise in the incoming gradient; see `adam_bc`.
+      noise_stddev: the level of the noise in the incoming gradient; see `adam_bc`.
       decay_rate: the exponent of the moving averages; see `scale_by_adafactor_bc`.
       min_dim_size_to_factor: the least second largest axis of a factored parameter.
       clipping_threshold: the largest root mean square of the update of one parameter,

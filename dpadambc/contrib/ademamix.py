@@ -1,4 +1,4 @@
-"""AdEMAMix, with the variance of the noise taken out of its second moment.
+"""AdEMAMix, with the variance of the noise subtracted from its second moment.
 
 The rule is that of `optax.contrib.scale_by_ademamix`, and tests compare the two.
 Whether it agrees with the paper's text is not verified. The correction is that of
@@ -17,7 +17,7 @@ from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
 class ScaleByAdemamixBCState(NamedTuple):
-    """State of `scale_by_ademamix_bc`: moving averages of noised gradients only.
+    """The state of `scale_by_ademamix_bc`: moving averages of noised gradients only.
 
     Attributes:
       count: the number of steps. shape=(), int32.
@@ -71,15 +71,16 @@ def scale_by_ademamix_bc(
         coordinate whose gradients were all zero gets 0 instead of NaN.
 
     Args:
-      noise_stddev: :math:`\sigma`, of the incoming gradient; see `scale_by_adam_bc`.
-      b1: decay rate of the fast first moment.
-      b2: decay rate of the second moment and of the noise variance.
-      b3: decay rate of the slow first moment, a number or a schedule.
-      alpha: weight of the slow first moment, a number or a schedule.
+      noise_stddev: :math:`\sigma`, the level in the gradient; see `scale_by_adam_bc`.
+      b1: the decay rate of the fast first moment.
+      b2: the decay rate of the second moment and of the noise variance.
+      b3: the decay rate of the slow first moment, a number or a schedule.
+      alpha: the weight of the slow first moment, a number or a schedule.
       variance_floor: :math:`\gamma'`, a number or a `RelativeFloor`.
       correction: the share of :math:`\hat \Phi` that is subtracted.
-      mu_dtype: of both first moments between steps; at least float32 by default. In
-        bfloat16 the slow one loses every step that changes it by less than 0.2 %.
+      mu_dtype: the dtype of both first moments between steps; at least float32 by
+        default. In bfloat16 the slow one loses every step that changes it by less than
+        0.2 %.
 
     Returns:
       An Optax transformation.
@@ -119,7 +120,7 @@ def scale_by_ademamix_bc(
     def move(updates, state, count):
         slow = b3(state.count) if callable(b3) else b3
         weight = alpha(state.count) if callable(alpha) else alpha
-        # Widened first: a decay rate would be rounded to the dtype of the moments.
+        # Cast first: a decay rate would be rounded to the dtype of the moments.
         m1, m2 = (optax.tree.cast_like(m, updates) for m in (state.m1, state.m2))
         m1 = optax.tree.update_moment(updates, m1, b1, 1)
         m2 = optax.tree.update_moment(updates, m2, slow, 1)
@@ -141,22 +142,23 @@ def ademamix_bc(
     correction: jax.typing.ArrayLike = 1.0,
     mu_dtype: jax.typing.DTypeLike | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """AdEMAMix on a private gradient, with the noise out of its second moment.
+    """Makes AdEMAMix for a private gradient, without the noise in its second moment.
 
     Use it in place of `optax.contrib.ademamix`. For weight decay, chain
     `add_decoupled_weight_decay` between `scale_by_ademamix_bc` and the learning rate.
 
     Args:
       learning_rate: a number or a schedule.
-      noise_stddev: of the noise in the incoming gradient; see `adam_bc`.
-      b1: decay rate of the fast first moment.
-      b2: decay rate of the second moment.
-      b3: decay rate of the slow first moment, a number or a schedule. The default
+      noise_stddev: the level of the noise in the incoming gradient; see `adam_bc`.
+      b1: the decay rate of the fast first moment.
+      b2: the decay rate of the second moment.
+      b3: the decay rate of the slow first moment, a number or a schedule. The default
         suits 10,000 steps and more; see `scale_by_ademamix_bc`.
-      alpha: weight of the slow first moment, a number or a schedule.
+      alpha: the weight of the slow first moment, a number or a schedule.
       variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
       correction: the share of the noise variance that is subtracted.
-      mu_dtype: of both first moments between steps; at least float32 by default.
+      mu_dtype: the dtype of both first moments between steps; at least float32 by
+      default.
 
     Returns:
       An Optax transformation of the private gradient.

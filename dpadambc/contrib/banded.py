@@ -5,33 +5,34 @@ one residue modulo b alone, in each independently with probability q. Then all o
 of T steps together are as private as :math:`\lceil T / b \rceil` steps of DP-SGD with
 Poisson sampling by q and the noise multiplier :math:`z / \|c\|`.
 
-*Proof.* Fix who is in which part, and all draws but those of one example, of part p:
+*Proof.* Fix the assignment to parts, and all draws but those of one example, of part p:
 they depend on neither its data nor its draws, and a bound for each of them holds for
-their mixture. The outputs are post-processing of the rows of :math:`C G + z`, one
-after the other. The sums of the others' gradients in a step follow from the rows before
-it, so that row r is
+their mixture. The outputs are post-processing of the rows of :math:`C G + z`, one after
+the other. The sums of the others' gradients in a step follow from the rows before it,
+so that row r is
 
 .. math:: f_r(\text{rows before } r) + \sum_{j<b} c_j x_{r-j} + z_r
 
-with x the contribution of the example in a step. It takes part in steps :math:`p + k b`
-alone. So in the block of rows from :math:`p + k b` to :math:`p + k b + b - 1` only one
-x is not zero: that of the first step of the block, which is decided by earlier blocks
-and one draw with q, and has a norm of Δ at most. Subtracting :math:`f_r`, row by row,
+with x the contribution of the example in a step. It takes part only in steps :math:`p +
+k b`. So in the block of rows from :math:`p + k b` to :math:`p + k b + b - 1` only one x
+is not zero: that of the first step of the block, which is decided by earlier blocks and
+one draw with q, and has a norm of Δ at most. Subtracting :math:`f_r`, row by row,
 leaves :math:`(c_0, \dots, c_{b-1}) \otimes x + z` with probability q, and z otherwise:
 the Gaussian mechanism with sensitivity :math:`\|c\| \Delta`, sampled by Poisson. A
-block that the last step cuts has less of c, and rows before p have nothing of the
+block that the last step cuts has less of c, and rows before p do not contain the
 example.
-Blocks are composed adaptively. With one example in the place of another, x is that of
+
+Blocks are composed adaptively. If another example replaces it, x is the contribution of
 one or of the other, with the same draw. ∎
 
-*When it helps.* Between `CorrelatedGaussian`, whose batches are not amplified, and
-`PoissonGaussian`, whose noise is independent and which this is for b = 1. With more
-bands a sum of steps has less noise, and each example's steps are fewer and sampled by a
-larger probability, which is amplified less. Compare, at one epsilon and batch size, the
-noise that is left in the sum of all steps.
+*When it helps.* It lies between `CorrelatedGaussian`, whose batches are not amplified,
+and `PoissonGaussian`, whose noise is independent and which it equals for b = 1. More
+bands reduce the noise of prefix sums, but each example then has fewer steps, sampled
+with a larger probability, which amplifies less. Compare, at one epsilon and batch size,
+the noise that is left in the sum of all steps.
 
-The proof is this module's own, with a test by brute force. Strategies that are
-optimized numerically, as in the papers, are not here.
+The proof is this module's own, with a test by brute force. The papers' numerically
+optimized strategies are not here.
 
 References:
   Choquette-Choo et al., `(Amplified) Banded Matrix Factorization: A unified approach
@@ -61,7 +62,7 @@ from dpadambc.mechanisms import names
 from dpadambc.mechanisms.poisson import PoissonGaussian
 from dpadambc.mechanisms.random_allocation import check_parts, uniform
 
-# In how many steps the inverse of a strategy has to die out.
+# The number of steps in which the inverse of a strategy has to vanish.
 _MOST_STEPS = 2**17
 _NEGLIGIBLE = 1e-12
 _LARGE = 1e30
@@ -69,14 +70,14 @@ _LARGE = 1e30
 
 @functools.lru_cache(maxsize=8)
 def _norms_of_noise(c: tuple[float, ...]) -> tuple[float, ...]:
-    """The noise of each step in units of the draws', until it does not grow."""
+    """Returns the noise of each step in units of one draw, until it stops growing."""
     steps = max(64, 4 * len(c))
     while steps <= max(_MOST_STEPS, 4 * len(c)):
         d = np.array(strategies.coefficients_of_inverse(c, steps))
         if not np.abs(d).max() < _LARGE:
             break
         squares = np.cumsum(np.square(d))
-        half = steps // 2  # where as many as there are bands are zero, all later are
+        half = steps // 2  # if as many as the bands are zero, all later are
         if squares[-1] - squares[half] <= _NEGLIGIBLE * squares[-1]:
             return tuple(np.sqrt(squares[: half + 1]).tolist())
         steps *= 2
@@ -88,10 +89,10 @@ def _norms_of_noise(c: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class AddBandedNoiseState(NamedTuple):
-    """State of `add_banded_noise`: *secret*, for it has the noise of earlier steps.
+    """The state of `add_banded_noise`: *secret*, as it has the noise of earlier steps.
 
     Attributes:
-      draws: the state of the independent z.
+      draws: the state of the independent draws z.
       earlier: the noise of the last step, of the step before, and so on.
     """
 
@@ -99,12 +100,12 @@ class AddBandedNoiseState(NamedTuple):
     earlier: tuple[optax.Updates, ...]
 
     def __repr__(self) -> str:
-        """Without the noise, with which gradients are bare."""
+        """Hides the noise, which would reveal gradients."""
         return f"AddBandedNoiseState(draws={self.draws}, earlier=...: secret)"
 
     @property
     def key_data(self) -> jax.Array:
-        """That of the draws."""
+        """The key data of the draws."""
         return self.draws.key_data
 
 
@@ -119,27 +120,27 @@ def add_banded_noise(
 
     with :math:`\sigma` = `noise_stddev`, c = `strategy_coefficients`, b of them, and no
     y before the first step. In matrices over all steps :math:`C y = z`, with the banded
-    Toeplitz matrix C of the c: the strategy. With positive :math:`c_j` a step takes
-    back a part of the noise of *all* earlier ones, so that a sum of many gradients has
-    less of it than the sum of independent noise. (`add_correlated_noise` is the other
-    way round: there the inverse of the strategy is banded.) How much it hides is a
-    matter of all steps together: `contrib.BandedGaussian` has that epsilon. *The
-    epsilon of independent noise does not hold for it.*
+    Toeplitz matrix C of the c: the strategy. With positive :math:`c_j` a step cancels a
+    part of the noise of *all* earlier ones, so that a sum of many gradients has less
+    noise than with independent noise. (In `add_correlated_noise` the inverse of the
+    strategy is banded instead.) All steps together decide how much the noise hides:
+    `contrib.BandedGaussian` has that epsilon. *The epsilon of independent noise does
+    not hold for it.*
 
     Guarantees:
       * The z are those of `add_dp_noise`: independent over coordinates, leaves, steps
         and keys.
-      * A state has the noise of b - 1 earlier steps: with it, their gradients are bare.
-        It takes the memory of so many gradients in at least float32. A saved state
+      * A state has the noise of b - 1 earlier steps, which reveals their gradients. It
+        takes the memory of that many gradients in at least float32. A saved state
         continues with the same noise, bit for bit.
-      * Inside `jax.shard_map`, in low precision and for gradients per example, the
-        words of `add_dp_noise` on devices, dtypes and shapes hold here too.
+      * Inside `jax.shard_map`, in low precision and for per-example gradients, the
+        statements of `add_dp_noise` on devices, dtypes and shapes hold here too.
 
     Args:
-      noise_stddev: of the z, non-negative; that of the noise y grows with the steps, by
-        the norm of the first coefficients of the inverse of C. No schedule: the proof
-        is of z of one level.
-      strategy_coefficients: c, finite numbers of which the first is 1.
+      noise_stddev: the level of z, non-negative; that of the noise y grows with the
+        steps, by the norm of the first coefficients of the inverse of C. It cannot be a
+        schedule: the proof is for z of one level.
+      strategy_coefficients: c, finite numbers, the first of which is 1.
       key: a typed JAX key, of this run alone.
 
     Returns:
@@ -196,39 +197,39 @@ def add_banded_noise(
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BandedGaussian(PoissonGaussian):
-    r"""Noise of which later steps take a part back, amplified by sampling.
+    r"""Banded noise, part of which later steps cancel, amplified by sampling.
 
     The noise y of step t is :math:`z_t - \sum_{j=1}^{b-1} c_j y_{t-j}`, with
     independent z of standard deviation z Δ in each coordinate: matrix factorization
-    with the strategy c, which has b bands. The data are dealt
-    at random into b parts that take turns, and
-    in each step the examples of one part take part, each with `sampling_prob`. So the
-    contributions of an example in one step and in its next overlap in no row of the
-    strategy, and the draw amplifies each of them: see this module for the proof.
+    with the strategy c, which has b bands. The data are dealt at random into b parts
+    that take turns. In each step the examples of one part take part, each with
+    `sampling_prob`. So the contributions of an example in one step and in its next
+    overlap in no row of the strategy, and the draw amplifies each of them: see this
+    module for the proof.
 
     Guarantees:
       * Epsilon is an upper bound for the outputs of all steps together, and for steps
         that depend on earlier outputs. It is that of the batches that this mechanism
         draws, and of the noise that `add_noise` adds, and of no others: with
         `PoissonGaussian`'s batches an example could be in steps whose rows overlap.
-      * A strategy has never more bands than there are parts: `parts` is their number.
+      * A strategy never has more bands than there are parts: `parts` is their number.
         Its states, which have the noise of b - 1 steps, are secret.
-      * It depends on `iterations` by steps that were taken alone, and never decreases
-        with them; turns that have begun count in full for every part. A run may be
-        extended from its saved state; a second run with new noise is another mechanism,
-        and composed with the first.
-      * `noise_stddev` is a schedule: the standard deviation of the noise that is in
-        the gradient of each step, as the second moment sees it.
+      * Epsilon depends only on the number of steps taken, and never decreases with it;
+        turns that have begun count in full for every part. A run may be extended from
+        its saved state; a second run with new noise is another mechanism, and composed
+        with the first.
+      * `noise_stddev` is a schedule: the standard deviation of the noise in the
+        gradient of each step, as the second moment sees it.
 
     Args:
       l2_clip_norm: C, positive.
       noise_multiplier: z, non-negative: the standard deviation of the *independent*
         draws, in units of the sensitivity of one step. Each step but the first adds
-        more than it. No schedule.
+        more than that. It cannot be a schedule.
       strategy_coefficients: c, the first of which is 1, such as
         `strategies.banded_square_root(4)`. Zeros at the end make more parts.
-      sampling_prob: q, in [0, 1]: with which an example takes part in a step of its
-        part. An expected batch size m is q n / b, so q is b m / n.
+      sampling_prob: q, in [0, 1]: the probability that an example takes part in a
+        step of its part. An expected batch size m is q n / b, so q is b m / n.
       iterations: the number of steps.
       normalize_by: B, positive; usually the expected batch size, rounded. It does not
         change epsilon.
@@ -236,7 +237,7 @@ class BandedGaussian(PoissonGaussian):
       clip_rule: see `clip_per_example`; no rule changes epsilon.
 
     Raises:
-      TypeError, ValueError: if a number is none, or out of its range.
+      TypeError, ValueError: if a number is not a number, or out of its range.
 
     Example:
       >>> from dpadambc.contrib import BandedGaussian, strategies
@@ -267,7 +268,7 @@ class BandedGaussian(PoissonGaussian):
     def __post_init__(self):
         validate.non_negative(noise_multiplier=self.noise_multiplier)
         super().__post_init__()
-        # JSON has lists.
+        # JSON loads tuples as lists.
         c = strategies.checked(self.strategy_coefficients, "strategy_coefficients")
         object.__setattr__(self, "strategy_coefficients", c)
         check_parts(parts=self.parts)
@@ -275,7 +276,7 @@ class BandedGaussian(PoissonGaussian):
 
     @property
     def noise_stddev(self) -> Callable[..., jax.Array]:
-        """Grows over the first steps and then is one number."""
+        """The noise level of each step, which grows at first, then is constant."""
         return schedule(self, _norms_of_noise(self.strategy_coefficients))
 
     def _noise(self, key: jax.Array) -> optax.GradientTransformation:
@@ -301,7 +302,7 @@ class BandedGaussian(PoissonGaussian):
 
     @property
     def parts(self) -> int:
-        """How many parts of the data take turns: as many as the strategy has bands."""
+        """The number of parts of the data that take turns, one for each band."""
         return len(self.strategy_coefficients)
 
     @property
@@ -311,11 +312,11 @@ class BandedGaussian(PoissonGaussian):
 
     @property
     def strategy_sensitivity(self) -> float:
-        """The move of a participation, in units of one step: the norm of a column."""
+        """The change by a participation, in units of one step: the norm of a column."""
         return float(np.linalg.norm(self.strategy_coefficients))
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Turns of each part: the rows that an example can be in."""
+        """Returns the turns of each part: the rows that an example can be in."""
         hidden = noise_multiplier / self.strategy_sensitivity
         turn = gaussian(hidden, self.neighboring_relation)
         if self.sampling_prob < 1:
@@ -324,10 +325,10 @@ class BandedGaussian(PoissonGaussian):
         return dp_accounting.SelfComposedDpEvent(turn, turns)
 
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
-        """Cyclic Poisson sampling: from the part whose turn it is.
+        """Draws from the part whose turn it is: cyclic Poisson sampling.
 
-        The part of each example follows from the key of the run alone, and who is drawn
-        from the key and the step. So two participations of an example are a multiple of
+        The part of each example depends only on the key of the run, and the sample on
+        the key and the step. So two participations of an example are a multiple of
         `parts` steps apart.
         """
         part_key = keys.of_domain(key, "parts of cyclic Poisson sampling")
@@ -335,6 +336,6 @@ class BandedGaussian(PoissonGaussian):
         turns_key = keys.of_domain(key, "turns of cyclic Poisson sampling")
         step_key = jax.random.fold_in(turns_key, step)
         _, is_drawn = selection_bits(step_key, num_examples, self.sampling_prob)
-        # Who is in which part is as random as who is drawn from it.
+        # The assignment to parts is as random as the sample from a part.
         size = padded_size(num_examples, self.sampling_prob / self.parts)
         return batch_of((part == step % self.parts) & is_drawn, size)

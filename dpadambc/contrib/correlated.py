@@ -32,24 +32,24 @@ from dpadambc.mechanisms.random_allocation import allocated_batch, check_parts
 
 
 class AddCorrelatedNoiseState(NamedTuple):
-    """State of `add_correlated_noise`: *secret*, earlier noise follows from it.
+    """The state of `add_correlated_noise`: *secret*, as it determines earlier noise.
 
     Attributes:
-      draws: the state of the independent z.
-      earlier_keys: the words of the keys of the z of the last step, of the step before,
-        and so on. shape=(w - 1, words of a key) for w coefficients.
+      draws: the state of the independent draws z.
+      earlier_keys: the words of the keys of z in the last step, in the step before, and
+        so on. shape=(w - 1, words of a key) for w coefficients.
     """
 
     draws: AddDPNoiseState
     earlier_keys: jax.Array
 
     def __repr__(self) -> str:
-        """Without the keys."""
+        """Hides the keys."""
         return f"AddCorrelatedNoiseState(draws={self.draws}, earlier_keys=...: secret)"
 
     @property
     def key_data(self) -> jax.Array:
-        """That of the draws."""
+        """The key data of the draws."""
         return self.draws.key_data
 
 
@@ -62,28 +62,28 @@ def add_correlated_noise(
         \quad z_t \sim \mathcal{N}(0, \sigma^2 I)
 
     with :math:`\sigma` = `noise_stddev`, d = `coefficients`, w of them, and no z before
-    the first step. With negative :math:`d_j` a step takes back a part of the noise of
-    earlier ones, so that a sum of many gradients has less of it than the sum of
-    independent noise. All steps together decide how much the noise hides:
-    `contrib.CorrelatedGaussian` computes that epsilon, and `contrib.strategies`
-    has the proof. *The epsilon of independent noise does not hold for it.*
+    the first step. With negative :math:`d_j` a step cancels a part of the noise of
+    earlier ones, so that a sum of many gradients has less noise than with independent
+    noise. All steps together decide how much the noise hides:
+    `contrib.CorrelatedGaussian` computes that epsilon, and `contrib.strategies` has the
+    proof. *The epsilon of independent noise does not hold for it.*
 
     Guarantees:
-      * The z are independent over coordinates, leaves, steps, keys and sums, as those
-        of `add_dp_noise` are. None is kept: the state has the keys of the last w - 1
-        steps, and each step draws those of w steps anew. That takes w times the time
-        of `add_dp_noise`, and the memory of one gradient more, whatever w is.
+      * The z are independent over coordinates, leaves, steps, keys and sums, like those
+        of `add_dp_noise`. None is kept: the state has the keys of the last w - 1 steps,
+        and each step draws those of w steps again. That takes w times the time of
+        `add_dp_noise`, and the memory of one more gradient, for any w.
       * The state reveals the noise of the last w - 1 steps, and a saved one continues
         with the same noise, bit for bit. The state of `add_dp_noise` reveals no
         earlier noise.
-      * Inside `jax.shard_map`, in low precision and for gradients per example, the
-        words of `add_dp_noise` on devices, dtypes and shapes hold here too.
+      * Inside `jax.shard_map`, in low precision and for per-example gradients, the
+        statements of `add_dp_noise` on devices, dtypes and shapes hold here too.
 
     Args:
-      noise_stddev: of the z, non-negative; the standard deviation of the noise is that
-        times the norm of the coefficients, from step w - 1 on. No schedule: the proof
-        is of z of one level.
-      coefficients: d, finite numbers of which the first is 1.
+      noise_stddev: the level of z, non-negative; the standard deviation of the noise is
+        that times the norm of the coefficients, from step w - 1 on. It cannot be a
+        schedule: the proof is for z of one level.
+      coefficients: d, finite numbers, the first of which is 1.
       key: a typed JAX key, of this run alone.
 
     Returns:
@@ -129,7 +129,7 @@ def add_correlated_noise(
         words = jnp.concatenate([own, state.earlier_keys])
 
         def with_draws_of(j, added):
-            """Adds the share of the step that was j steps ago."""
+            """Adds the contribution of the draw from j steps ago."""
             key_then = jax.random.wrap_key_data(words[j], impl=kind)
             share = jnp.where(j <= state.draws.noised_steps, shares[j], 0.0) * sigma
             add = lambda z, y, share: y + share.astype(z.dtype) * z
@@ -148,7 +148,7 @@ def add_correlated_noise(
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorrelatedGaussian(Mechanism):
-    r"""Noise of which later steps take a part back, over epochs in one order.
+    r"""Correlated noise, part of which later steps cancel, over epochs in one order.
 
     The noise of step t is :math:`\sum_j d_j z_{t-j}`, with independent z of standard
     deviation z Δ in each coordinate: matrix factorization, or DP-FTRL. With negative
@@ -165,18 +165,18 @@ class CorrelatedGaussian(Mechanism):
       * Epsilon is an upper bound for the outputs of all steps together, and for steps
         that depend on earlier outputs. It holds for the batches that this mechanism
         draws and the noise that `add_noise` adds, and for no others.
-      * It depends on `iterations` by steps that were taken alone, and never decreases
-        with them; a run may be extended without a change of its noise. It is more than
-        that of its epochs as runs of their own.
+      * Epsilon depends only on the number of steps taken, and never decreases with it;
+        a run may be extended without a change of its noise. It is larger than the
+        epsilon of its epochs as separate runs.
       * All states are secret: they reveal the noise of earlier steps too.
-      * `noise_stddev` is a schedule: the standard deviation of the noise that is in
-        the gradient of each step, as the second moment sees it.
+      * `noise_stddev` is a schedule: the standard deviation of the noise in the
+        gradient of each step, as the second moment sees it.
 
     Args:
       l2_clip_norm: C, positive.
       noise_multiplier: z, non-negative: the standard deviation of the *independent*
-        draws, in units of the sensitivity of one step. Each step adds more than it,
-        by the norm of the coefficients. No schedule.
+        draws, in units of the sensitivity of one step. Each step adds more than that,
+        by the norm of the coefficients. It cannot be a schedule.
       noising_coefficients: d, the first of which is 1, such as (1.0, -0.9), which is
         λ-CGD, or `strategies.banded_inverse_square_root(4)`. (1.0,) is independent
         noise.
@@ -188,7 +188,7 @@ class CorrelatedGaussian(Mechanism):
       clip_rule: see `clip_per_example`; no rule changes epsilon.
 
     Raises:
-      TypeError, ValueError: if a number is none, or out of its range.
+      TypeError, ValueError: if a number is not a number, or out of its range.
 
     Example:
       >>> from dpadambc.contrib import CorrelatedGaussian, strategies
@@ -220,7 +220,7 @@ class CorrelatedGaussian(Mechanism):
     neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
     clip_rule: ClipRule = FLAT
 
-    # Not iterations, which decide how large the matrix is.
+    # Not iterations, which determine the size of the matrix.
     solvable = ("noise_multiplier",)
     # The batch of an example is independent of the others, and of its content.
     relations = dict.fromkeys(NeighboringRelation, (PLD, RDP))
@@ -231,13 +231,13 @@ class CorrelatedGaussian(Mechanism):
         validate.non_negative(noise_multiplier=self.noise_multiplier)
         super().__post_init__()
         check_parts(batches_per_epoch=self.batches_per_epoch)
-        # JSON has lists.
+        # JSON loads tuples as lists.
         d = strategies.checked(self.noising_coefficients)
         object.__setattr__(self, "noising_coefficients", d)
 
     @property
     def noise_stddev(self) -> Callable[..., jax.Array]:
-        """Grows over the first steps and then is one number."""
+        """The noise level of each step, which grows at first, then is constant."""
         squares = np.square(self.noising_coefficients)
         return schedule(self, np.sqrt(np.cumsum(squares)))
 
@@ -252,7 +252,7 @@ class CorrelatedGaussian(Mechanism):
         return self.batches_per_epoch > 1
 
     def strategy_sensitivity(self, iterations: int | None = None) -> float:
-        """The sensitivity of all steps together, in units of that of one step.
+        """Computes the sensitivity of all steps together, in units of one step.
 
         Args:
           iterations: the number of steps taken; `self.iterations` by default.
@@ -265,12 +265,12 @@ class CorrelatedGaussian(Mechanism):
         return strategies.sensitivity(c, iterations, separation=self.batches_per_epoch)
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """All steps, as one Gaussian."""
+        """Returns the event of all steps, as one Gaussian."""
         hidden = noise_multiplier / self.strategy_sensitivity(steps)
         return gaussian(hidden, self.neighboring_relation)
 
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
-        # One epoch, again and again.
+        # The same epoch, repeated.
         epoch_key = jax.random.fold_in(key, 0)
         size = self.batches_per_epoch
         return allocated_batch(epoch_key, step % size, num_examples, size)

@@ -30,7 +30,7 @@ from dpadambc.transforms.dtypes import check_decay, descent, wide_zeros_like
 
 
 class DelayedPreconditionerState(NamedTuple):
-    """State of `delayed_preconditioner`: sums and squares of private gradients only.
+    """The state of `delayed_preconditioner`: sums and squares of private gradients.
 
     Attributes:
       count: the number of steps. shape=(), int32.
@@ -59,12 +59,12 @@ def is_preconditioned(
     interval: jax.typing.ArrayLike,
     preconditioned_interval: jax.typing.ArrayLike | None = None,
 ) -> jax.Array:
-    """Whether the step after `count` others is one of a preconditioned phase.
+    """Returns whether the step after `count` others is one of a preconditioned phase.
 
     Args:
       count: the number of steps taken before it.
-      interval: steps of a plain phase, which comes first.
-      preconditioned_interval: steps of the phase after it; as many by default.
+      interval: the steps of a plain phase, which comes first.
+      preconditioned_interval: the steps of the phase after it; as many by default.
 
     Returns:
       A bool, of the shape of `count`.
@@ -91,7 +91,7 @@ def delayed_preconditioner(
     decay: jax.typing.ArrayLike = 0.9,
     eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Private gradients of examples that are divided by a delayed second moment: DP².
+    r"""Divides per-example gradients by a delayed second moment, privately: DP².
 
     This divides each example's gradient *before* the clip, so that small coordinates do
     not drown in noise. :math:`s_1` plain and :math:`s_2` preconditioned steps take
@@ -114,13 +114,13 @@ def delayed_preconditioner(
       * An example with a NaN or infinite quotient contributes exactly zero.
 
     Args:
-      private_gradient: `privatize(mechanism, key=key)`, or clip and noise of your own.
+      private_gradient: `privatize(mechanism, key=key)`, or your own clip and noise.
       interval: :math:`s_1`, the steps of a plain phase.
       preconditioned_interval: :math:`s_2`; :math:`s_1` by default.
       l2_clip_norm: :math:`C_1`, at which `private_gradient` clips.
       preconditioned_clip_norm: :math:`C_2`, in the unit of divided gradients.
-      decay: of the average over phases.
-      eps: least divisor, positive.
+      decay: the decay rate of the average over phases.
+      eps: the least divisor, positive.
 
     Returns:
       An Optax transformation of per-example gradients, in at least float32.
@@ -201,7 +201,7 @@ def dp2_rmsprop(
     decay: jax.typing.ArrayLike = 0.9,
     eps: jax.typing.ArrayLike = 1e-8,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""DP²-RMSProp: divide by a delayed second moment, clip, add noise, step.
+    r"""Makes DP²-RMSProp: divide by a delayed second moment, clip, add noise, step.
 
     Phases of DP-SGD alternate with phases of divided gradients, as in
     `delayed_preconditioner`. The two seldom want the same learning rate: for IMDB the
@@ -209,17 +209,18 @@ def dp2_rmsprop(
     of half an epoch.
 
     Args:
-      learning_rate: of the phases of DP-SGD, a number or a schedule of all steps.
-      mechanism: the public numbers, such as a `PoissonGaussian`; its clip norm is that
-        of the phases of DP-SGD.
+      learning_rate: the rate of the phases of DP-SGD, a number or a schedule of all
+      steps.
+      mechanism: the public numbers, such as a `PoissonGaussian`; its clip norm is for
+        the phases of DP-SGD.
       key: a typed key for the noise; a new one for each run.
       interval: the steps of a phase of DP-SGD.
       preconditioned_clip_norm: the clip norm of the other phases.
-      preconditioned_learning_rate: of the other phases, a number or a schedule of all
-        steps; `learning_rate` by default.
+      preconditioned_learning_rate: the rate of the other phases, a number or a schedule
+        of all steps; `learning_rate` by default.
       preconditioned_interval: the steps of the other phases; `interval` by default.
-      decay: of the second moment, which is updated once in two phases.
-      eps: added to its root, positive.
+      decay: the decay rate of the second moment, which is updated once in two phases.
+      eps: a number added to its root, positive.
 
     Returns:
       An Optax transformation of per-example gradients; see `privatize` for its masks.

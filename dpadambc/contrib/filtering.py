@@ -1,9 +1,9 @@
 """A linear filter of private gradients over the steps: DOPPLER's low pass.
 
-The proof that a filter behind the noise costs no privacy is that of post-processing.
-The gain of 3 to 10 points over optimizers without a filter is the paper's claim. It is
-not verified here; in one independent comparison the filter alone never helped. Whether
-the code agrees with the paper's text is not verified either.
+A filter after the noise is post-processing, so it costs no privacy. The gain of 3 to 10
+points over optimizers without a filter is the paper's claim. It is not verified here;
+in one independent comparison the filter alone never helped. The agreement of the code
+with the paper's text is not verified either.
 
 Momentum and Adam's first moment are low passes already, so the baseline for a filter is
 a tuned b1. A filter that remembers longer than the gradient keeps its direction delays
@@ -23,13 +23,13 @@ from dpadambc.core.arrays import widen
 from dpadambc.core.noise import NoiseStddev, stddev_of
 from dpadambc.transforms.dtypes import check_real, wide_zeros_like
 
-# The steps within which a filter must settle, and the share of it left by then.
+# The steps within which a filter must settle, and the remainder allowed by then.
 _MOST_STEPS = 1 << 16
 _LEFT = 1e-9
 
 
 class LowPassState(NamedTuple):
-    """State of `low_pass`: sums of private gradients only.
+    """The state of `low_pass`: sums of private gradients only.
 
     Attributes:
       delays: the filter's memory, as many trees as its order.
@@ -41,14 +41,14 @@ class LowPassState(NamedTuple):
 
 
 def impulse_response(numerator: Any, denominator: Any, steps: int) -> np.ndarray:
-    r"""The output of a linear filter for a one and zeros after it.
+    r"""Computes the output of a linear filter for a one and zeros after it.
 
     .. math:: y_t = \sum_{k \ge 0} b_k x_{t-k} - \sum_{k \ge 1} a_k y_{t-k}
         = \sum_{j \ge 0} d_j x_{t-j}
 
     Args:
       numerator: :math:`b_0, b_1, \ldots`
-      denominator: :math:`1, a_1, a_2, \ldots`, as `scipy.signal` has it.
+      denominator: :math:`1, a_1, a_2, \ldots`, as in `scipy.signal`.
       steps: the number of coefficients.
 
     Returns:
@@ -64,7 +64,7 @@ def impulse_response(numerator: Any, denominator: Any, steps: int) -> np.ndarray
 
 
 def _coefficients(numerator: Any, denominator: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The coefficients on the host, or an error."""
+    """Returns the coefficients on the host; raises for invalid ones."""
     try:
         b, a = (np.asarray(x, float) for x in (numerator, denominator))
     except jax.errors.TracerArrayConversionError:
@@ -85,7 +85,7 @@ def _coefficients(numerator: Any, denominator: Any) -> tuple[np.ndarray, np.ndar
 
 
 def _responses(b: np.ndarray, a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The responses to an impulse and to a constant one, until they have settled."""
+    """Computes the responses to an impulse and to a constant one, until they settle."""
     steps = 4 * (a.size + b.size)
     while True:
         impulse = impulse_response(b, a, steps)
@@ -130,8 +130,8 @@ def low_pass(
     ``(1 - b,), (1.0, -b)`` it is `optax.ema(b)`; ``scipy.signal.butter(1, 0.1)``
     designs another.
 
-    Chain it behind the noise. Before the noise, a sum would depend on the examples of
-    all earlier steps, which the epsilon of one step does not cover. A correction behind
+    Chain it after the noise. Before the noise, a sum would depend on the examples of
+    all earlier steps, which the epsilon of one step does not cover. A correction after
     it needs the level `low_pass_noise_stddev` and a floor for the correlation over
     steps, `RelativeFloor(3.1)` for an average of decay 0.9.
 
@@ -145,7 +145,7 @@ def low_pass(
 
     Args:
       numerator: :math:`b_0, b_1, \ldots`, numbers known on the host.
-      denominator: :math:`1, a_1, a_2, \ldots`, as `scipy.signal` has it.
+      denominator: :math:`1, a_1, a_2, \ldots`, as in `scipy.signal`.
 
     Returns:
       An Optax transformation.
@@ -179,7 +179,8 @@ def low_pass(
         return LowPassState(zeros, tuple(jnp.zeros([]) for _ in range(order)))
 
     def filter_step(x, delays):
-        # The transposed form: as many sums as the order, not past inputs and outputs.
+        # The transposed form stores as many sums as the order, not past inputs and
+        # outputs.
         first = lambda x, *delay: sum(delay, b[0] * x)
         y = jax.tree.map(first, x, *delays[:1])
         sums = []
@@ -204,7 +205,7 @@ def low_pass_noise_stddev(
     numerator: Sequence[float],
     denominator: Sequence[float] = (1.0,),
 ) -> Any:
-    r"""The level of the noise behind a filter, as a schedule for a correction.
+    r"""Computes the noise level after a filter, as a schedule for a correction.
 
     .. math:: \sigma'_t = \frac{1}{c_t} \sqrt{\sum_{j \le t} d_j^2 \sigma_{t-j}^2}
 
@@ -214,10 +215,10 @@ def low_pass_noise_stddev(
     that enters must be independent over steps, as that of `add_dp_noise` is.
 
     Args:
-      noise_stddev: :math:`\sigma`, of the noise in the gradient that enters the filter:
-        a number, a schedule, or a tree prefix.
-      numerator: of the filter; see `low_pass`.
-      denominator: of the filter.
+      noise_stddev: :math:`\sigma`, the level in the gradient that enters the filter: a
+        number, a schedule, or a tree prefix.
+      numerator: the numerator of the filter; see `low_pass`.
+      denominator: the denominator of the filter.
 
     Returns:
       A schedule of the step, counted from 0, or a tree prefix of such.

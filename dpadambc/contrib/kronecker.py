@@ -30,14 +30,14 @@ from dpadambc.engine.transform import factored_outputs
 
 @pytree(data_fields=("matrix",))
 class _Factor:
-    """A symmetric matrix for some axes of a gradient, at each place of others."""
+    """A symmetric matrix for some axes of a gradient, at each index of others."""
 
     matrix: jax.Array  # (shared, n, n)
     shared: Shape
     axes: Shape
 
     def times(self, gradient: jax.Array) -> jax.Array:
-        """The gradient with these axes multiplied by the matrix."""
+        """Multiplies these axes of the gradient by the matrix."""
         size = lambda axes: tuple(gradient.shape[i] for i in axes)
         own, shared, batch = self.axes, self.shared, tuple(range(len(self.shared)))
         columns = tuple(len(batch) + i for i in range(len(own)))
@@ -79,15 +79,15 @@ class KroneckerPreconditioner:
 
 
 class _Side(NamedTuple):
-    """A factor of a gradient that is a product."""
+    """One factor of a gradient that is a product."""
 
     rows: jax.Array  # (shared, contracted, own)
-    shared: Shape  # the axes of the gradient that both factors have
-    own: Shape  # those that this factor alone has, in the order of its columns
+    shared: Shape  # the axes of the gradient in both factors
+    own: Shape  # the axes in this factor alone, in column order
 
 
 def _sides(grad: Gradient) -> tuple[_Side, _Side] | None:
-    """Returns the factors of a product or of a convolution, whose patches it forms."""
+    """Returns the factors of a product, or of a convolution with its patches."""
     if isinstance(grad, Product):
         place = lambda names: tuple(grad.out_axes.index(i) for i in names)
         factors = (grad.a, grad.a_axes), (grad.g, grad.g_axes)
@@ -105,7 +105,7 @@ def _sides(grad: Gradient) -> tuple[_Side, _Side] | None:
 
 
 def _second_moment(side: _Side, max_size: int, scale: float) -> tuple[_Factor, ...]:
-    """The sum over rows of their outer products; none where it is too large."""
+    """Sums the outer products of rows; returns none where they are too large."""
     rows = side.rows.astype(at_least_float32(side.rows.dtype))
     if rows.shape[-1] > max_size:
         return ()
@@ -113,10 +113,10 @@ def _second_moment(side: _Side, max_size: int, scale: float) -> tuple[_Factor, .
 
 
 def _second_moments(grad: Gradient, max_size: int) -> tuple[_Factor, ...]:
-    """Of both factors of one example's gradient, or of a vector; else none.
+    """Computes the second moments of both factors of a gradient, or of a vector.
 
-    The mean over positions of one factor and the sum of the other: their Kronecker
-    product has the size of the gradient's own second moment.
+    It takes the mean over positions of one factor and the sum of the other: their
+    Kronecker product has the size of the gradient's own second moment.
     """
     if len(grad.shape) == 1:
         row = _Side(grad.dense()[None, None], (), (0,))
@@ -130,7 +130,7 @@ def _second_moments(grad: Gradient, max_size: int) -> tuple[_Factor, ...]:
 
 
 def _inverse_root(factor: _Factor, damping: jax.typing.ArrayLike) -> _Factor:
-    """The inverse square root of a second moment; one where that is zero."""
+    """Computes the inverse square root of a second moment; one where that is zero."""
     values, vectors = jnp.linalg.eigh(factor.matrix)
     values = jnp.maximum(values, 0)
     least = damping * values.mean(-1, keepdims=True)
@@ -141,7 +141,7 @@ def _inverse_root(factor: _Factor, damping: jax.typing.ArrayLike) -> _Factor:
 
 
 def _parameters(params: optax.Params) -> tuple[tuple[str, ...], tuple[Shape, ...]]:
-    """The names and the shapes."""
+    """Returns the names and the shapes of parameters."""
     paths = jax.tree_util.tree_leaves_with_path(params)
     names = tuple(jax.tree_util.keystr(path) or "params" for path, _ in paths)
     return names, tuple(jnp.shape(leaf) for _, leaf in paths)
@@ -155,12 +155,12 @@ def kronecker_preconditioner(
     damping: jax.typing.ArrayLike = 1e-3,
     max_size: int = 4096,
 ) -> KroneckerPreconditioner:
-    r"""Inverse roots of the two second moments of each kernel's gradient: DP-KFC.
+    r"""Computes inverse roots of the second moments of kernels' gradients: DP-KFC.
 
-    Reverse mode has the gradient of a kernel as :math:`M = \sum_t a_t g_t^\top`, of
-    activations and output gradients at T positions. K-FAC takes its second moment for
-    :math:`A \otimes G`, and so does this, over examples that are *not* those to be
-    protected: public ones, or noise in their place, with random labels.
+    Reverse mode computes the gradient of a kernel as :math:`M = \sum_t a_t g_t^\top`,
+    from activations and output gradients at T positions. K-FAC approximates its second
+    moment by :math:`A \otimes G`, and so does this function, over examples that are
+    *not* protected: public ones, or noise in their place, with random labels.
 
     .. math::
 
@@ -181,7 +181,7 @@ def kronecker_preconditioner(
 
     Args:
       loss_fn: the loss of one example, `loss_fn(params, *example)`.
-      params: where the moments are taken.
+      params: the parameters at which the moments are computed.
       public_examples: a tuple of batches, the arguments of `loss_fn` after the
         parameters, with the examples along axis 0.
       damping: :math:`\gamma`, positive, in the unit of the mean eigenvalue.
@@ -225,7 +225,7 @@ def kronecker_preconditioner(
     num_examples = Arguments(0, None, None).check((params, *public_examples))
     names, shapes = _parameters(params)
     no_value_and_grad = lambda *args: (None, jax.grad(loss_fn)(*args))
-    gradients_of = factored_outputs(no_value_and_grad, frozenset(), settles=False)
+    gradients_of = factored_outputs(no_value_and_grad, frozenset(), takes_cheaper=False)
 
     def moments_of(example):
         _, grads, *_ = gradients_of(params, *example)
@@ -251,7 +251,7 @@ def kronecker_preconditioner(
 
 @jax.custom_vjp
 def _with_gradient_times(x: jax.Array, factors: tuple[_Factor, ...]) -> jax.Array:
-    """The array itself, whose gradient is multiplied by the matrices."""
+    """Returns the array itself, whose gradient is multiplied by the matrices."""
     del factors
     return x
 
@@ -269,11 +269,11 @@ _with_gradient_times.defvjp(lambda x, factors: (x, factors), _backward)
 def preconditioned(
     loss_fn: Callable[..., Any], preconditioner: KroneckerPreconditioner
 ) -> Callable[..., Any]:
-    r"""The same loss, whose gradient is multiplied by public matrices.
+    r"""Returns the loss with its gradient multiplied by public matrices.
 
     .. math:: \nabla \tilde\ell(M) = U_A \, \nabla \ell(M) \, U_G
 
-    Use it wherever a loss is asked for: `per_example_grad`, `clipped_grad`,
+    Use it wherever a function takes a loss: `per_example_grad`, `clipped_grad`,
     `training.fit`, `explain`. Each example's gradient is multiplied before it is
     clipped. Its coordinates are then about one in size, so the root of the number of
     parameters is a large clip norm. The update is along the product, half of the way to
@@ -281,8 +281,8 @@ def preconditioned(
 
     Guarantees:
       * The clip bounds the product, so sensitivity, noise and epsilon are the
-        mechanism's for any matrices that are not made of the examples of the step; see
-        `kronecker_preconditioner`.
+        mechanism's for any matrices that are not made from the examples of the step;
+        see `kronecker_preconditioner`.
       * An example whose product overflows contributes exactly zero.
       * Per-example gradients of dense kernels stay products of factors. Those of
         convolutions with overlapping patches are materialized, as `explain` shows.

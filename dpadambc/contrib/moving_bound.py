@@ -1,8 +1,8 @@
-"""Mechanisms whose bound moves, as a function of earlier noised sums.
+"""Mechanisms whose clip norm moves, as a function of earlier noised sums.
 
-The gradient comes out in units of the bound, so that its sensitivity and its noise
-stay. The sum that moves the bound is one more coordinate of the clipped gradients, and
-is noised with them, by the same key and at the same level.
+The gradient is in units of the bound, so its sensitivity and its noise stay the same.
+The sum that moves the bound is one more coordinate of the clipped gradients, and gets
+noise with them, by the same key and at the same level.
 """
 
 import abc
@@ -23,30 +23,30 @@ from dpadambc.core.sampling import Batch
 from dpadambc.mechanisms.checks import check_independent_noise
 from dpadambc.mechanisms.mechanism import Mechanism
 
-# The bound stays within this factor of the one that it starts from, either way. For a
-# start near one that is far from where squares of float32 numbers vanish or overflow.
+# The bound stays within this factor of its start, either way. From a start near one,
+# that is far from where squares of float32 numbers underflow or overflow.
 _FARTHEST = 1e6
 
 
 class MovingBoundState(NamedTuple):
-    """Of a mechanism whose bound moves: secret for the key in it."""
+    """The state of a mechanism whose bound moves: secret for the key in it."""
 
-    l2_clip_norm: jax.Array  # of the next step, shape=(): as private as a gradient
+    l2_clip_norm: jax.Array  # for the next step, shape=(): as private as a gradient
     noise: Any
 
     @property
     def key_data(self) -> jax.Array:
-        """That of the noise."""
+        """The key data of the noise."""
         return self.noise.key_data
 
 
 def _with(tree: Any, number: Any) -> Any:
-    """A gradient with one more coordinate."""
+    """Appends one more coordinate to a gradient."""
     return tree, jnp.asarray(number)
 
 
 def _longest(squared_norms: jax.Array, weights: jax.Array, size: int) -> jax.Array:
-    """Bounds on the norms of clipped gradients, with the part that rounding hides."""
+    """Bounds the norms of clipped gradients, underflow included."""
     norms = jnp.sqrt(squared_norms)
     rounding = 16 * jnp.finfo(norms.dtype).eps
     longest = weights * (norms * (1 + rounding) + clip.unseen_norm(size, norms.dtype))
@@ -61,19 +61,19 @@ def _sum_of_indicators(
     found: clip.Factors,
     bound: jax.Array,
 ) -> jax.Array:
-    """The sum that moves the bound; not private."""
+    """Sums the numbers that move the bound; not private."""
     sizes, longest = [math.prod(jnp.shape(x)) for x in jax.tree.leaves(params)], []
     for name, (_, places) in mechanism.clip_rule.groups(params).items():
         size = sum(sizes[i] for i in places)
         squared_norms, weights = found.squared_norms[name], found.weights[name]
         longest.append(_longest(squared_norms, weights, size))
-    # In units of the bound, since squares of small numbers vanish.
+    # In units of the bound, since squares of small numbers underflow.
     used = jnp.linalg.norm(jnp.stack(longest) / bound, axis=0)
     norm = jnp.sqrt(sum(found.squared_norms.values()))
     of_one = jax.vmap(mechanism.indicator, (0, 0, None))
     indicators = of_one(norm, used, jnp.asarray(bound, norm.dtype))
-    # Padding may come as gradients of zero, without its mask. An example that takes its
-    # place must not move the sum further than from nothing.
+    # Padding may come as gradients of zero, without its mask. An example that replaces
+    # it must not move the sum further than from nothing.
     tells = found.are_finite & (norm > 0)
     if is_padding_example is not None:
         tells &= ~is_padding_example
@@ -82,7 +82,7 @@ def _sum_of_indicators(
 
 
 def _of_mechanism(name: str) -> Any:
-    """A number of the other mechanism."""
+    """Makes a property that reads a number of the inner mechanism."""
     return property(lambda self: getattr(self.mechanism, name))
 
 
@@ -90,8 +90,9 @@ class MovingBound(Mechanism):
     """A mechanism with another one's batches and epsilon, at a bound that moves.
 
     Attributes:
-      mechanism: the other one, whose `l2_clip_norm` is the bound of the first step.
-      learning_rate: of the bound.
+      mechanism: the inner mechanism, whose `l2_clip_norm` is the bound of the first
+      step.
+      learning_rate: the learning rate of the bound.
     """
 
     mechanism: Mechanism
@@ -123,11 +124,11 @@ class MovingBound(Mechanism):
 
     @property
     def noise_stddev(self) -> Any:
-        """The noise multiplier that the price of the sum leaves, times Δ."""
+        """The noise multiplier that remains for the gradient, times Δ."""
         return scaled_multiplier(self.gradient_multiplier, self.sensitivity)
 
     def _noise(self, key: jax.Array) -> optax.GradientTransformation:
-        """Raises: a sum without the one that moves the bound gets no noise."""
+        """Raises, since the sum that moves the bound is missing."""
         raise TypeError(
             "Expected privatize, a chain such as dp_adam_bc, or training.fit for"
             f" {type(self).__name__}, whose bound follows from a sum of its own,"
@@ -135,14 +136,15 @@ class MovingBound(Mechanism):
         )
 
     def private_gradient(self, key: jax.Array) -> PrivateGradient:
-        """Clips at the bound in the state, which the noise moves."""
+        """Clips at the bound in the state, which the noise then moves."""
         noise = add_dp_noise(self.noise_stddev, key=key)
         start, divisor = self.l2_clip_norm, self.normalize_by
         rule, unit = self.clip_rule, self.unit()
 
         def init_fn(params):
             clip.check_parameters(params, rule)
-            # In float32 whatever the parameters are in: a constant to the clip.
+            # In float32 for any dtype of the parameters: the clip treats it as a
+            # constant.
             first = jnp.asarray(start, jnp.float32)
             return MovingBoundState(first, noise.init(_with(params, 0.0)))
 
@@ -150,8 +152,8 @@ class MovingBound(Mechanism):
             mask = extra_args.get("is_padding_example")
             if not clip.check_gradients(gradients, params, **extra_args):
                 return clip.Sums(gradients, jnp.zeros([]))
-            # In units of the bound: the sensitivity is that of the first step. Rounded
-            # up, for the bound is in float32, and the sum may be in float64.
+            # In units of the bound, the sensitivity is that of the first step. Round
+            # up, since the bound is in float32, and the sum may be in float64.
             rounding = 1 + 4 * jnp.finfo(jnp.float32).eps
             units = state.l2_clip_norm / start * rounding
             chosen = rule, precision
@@ -168,7 +170,7 @@ class MovingBound(Mechanism):
             return with_automatic_axes(clip_and_sum, specs, *numbers, gradients, mask)
 
         def noise_fn(sums, state, params=None):
-            both = _with(sums.gradient, unit * sums.beside)
+            both = _with(sums.gradient, unit * sums.aux)
             closed = clipped_sum.close_sums(both, None, None, is_masked=True)
             like = None if params is None else _with(params, 0.0)
             noised, noise_state = noise.update(closed, state.noise, like)
@@ -186,30 +188,30 @@ class MovingBound(Mechanism):
 
     @abc.abstractmethod
     def unit(self) -> Any:
-        """The factor of the sum with which the noise of the gradient hides it."""
+        """Returns the factor at which the noise of the gradient hides the sum."""
 
     @abc.abstractmethod
     def indicator(
         self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
-        """The number of one example in the sum, shape ().
+        """Computes the number of one example in the sum, shape ().
 
         Args:
-          norm: of its gradient, shape ().
-          used: a bound on the norm of the clipped one over that of the step, shape ().
+          norm: the norm of its gradient, shape ().
+          used: a bound on the clipped norm over the bound of the step, shape ().
           l2_clip_norm: the bound of the step, shape ().
         """
 
     @abc.abstractmethod
     def error(self, mean: jax.Array) -> jax.Array:
-        """How far the noisy sum over B is above its target."""
+        """Computes the difference of the noisy sum over B from its target."""
 
     def moved(self, l2_clip_norm: jax.Array, mean: jax.Array) -> jax.Array:
-        """The bound of the next step.
+        """Computes the bound of the next step.
 
         Args:
-          l2_clip_norm: of this step.
-          mean: the noisy sum, over B.
+          l2_clip_norm: the bound of this step.
+          mean: the noisy sum over B.
         """
         moved = l2_clip_norm * jnp.exp(-self.learning_rate * self.error(mean))
         low, high = self.l2_clip_norm / _FARTHEST, self.l2_clip_norm * _FARTHEST

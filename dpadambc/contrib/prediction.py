@@ -1,11 +1,11 @@
-r"""A loss whose gradient predicts how the gradient changes: DiSK's Kalman filter.
+r"""A loss whose gradient predicts its own change: DiSK's Kalman filter.
 
 The sensitivity is proved here, since a public implementation has another noise level.
 Whether the rest agrees with the paper's text is not verified. One public comparison
 reports 49.0 against 39.4 at batches of 256, and no gain, 39.9, at 4,096; it was not
 repeated here.
 
-A low pass of private gradients lags, for the parameters move. DiSK moves its estimate
+A low pass of private gradients lags, since the parameters move. DiSK moves its estimate
 along before the correction. With :math:`d = x_t - x_{t-1}`, the gradient has changed by
 about :math:`\nabla^2 F d \approx (\nabla F(x_t + \gamma d) - \nabla F(x_t)) / \gamma`,
 so that prediction and correction by a gain :math:`\kappa` are
@@ -28,9 +28,9 @@ Sensitivity, with proof. The release of a step is
 Fix the earlier releases. Then :math:`x_t` and :math:`d`, which are functions of them
 and of the start, are constants, and :math:`h_{t,i}` is a function of the i-th example
 and of constants, as a gradient is. The *combination* is clipped, once for each example,
-so every term of the sum has norm at most C, whatever a is. That is the mechanism of
-ordinary gradients, with other vectors of norm at most C, and epsilon is that of its
-adaptive composition, unchanged. The filter behind it is post-processing.
+every term of the sum has norm at most C, for any a. That is the mechanism of ordinary
+gradients, with other vectors of norm at most C, and epsilon is that of its adaptive
+composition, unchanged. The filter after it is post-processing.
 
 Two similar methods are wrong. To clip both gradients and combine them gives terms of
 norm up to :math:`(|a| + |1 - a|) C`. To divide the noise by :math:`\sqrt{a^2 + (1 -
@@ -50,28 +50,28 @@ from dpadambc.core import validate
 def with_prediction(
     loss_fn: Callable[..., jax.Array], *, kappa: float = 0.7, gamma: float = 0.5
 ) -> Callable[..., jax.Array]:
-    r"""The loss whose gradient is the observation of DiSK's simplified Kalman filter.
+    r"""Returns the loss whose gradient is the observation of DiSK's Kalman filter.
 
     .. math:: a f(x + \gamma d) + (1 - a) f(x), \qquad
         a = \frac{1 - \kappa}{\kappa \gamma}
 
-    It takes the direction d, the last change of the parameters, in the place of
-    `frozen`: use it in a `Step`. Behind the noise, chain
-    ``contrib.low_pass((kappa,), (1.0, kappa - 1.0))``, the correction by the gain.
-    Any optimizer may follow; `contrib.low_pass_noise_stddev` is the level for one with
-    a correction. Each step costs two gradients. For :math:`a > 1`, tune the clip norm
-    anew, since combinations are longer than gradients; the default has a = 0.86.
+    It is the simplified filter. The loss takes the direction d, the last change of the
+    parameters, in the place of `frozen`: use it in a `Step`. After the noise, chain
+    ``contrib.low_pass((kappa,), (1.0, kappa - 1.0))``, the correction by the gain. Any
+    optimizer may follow; `contrib.low_pass_noise_stddev` is the level for one with a
+    correction. Each step costs two gradients. For :math:`a > 1`, tune the clip norm
+    again, since combinations are longer than gradients; the default has a = 0.86.
 
     Guarantees:
       * The gradient of an example is clipped as one vector, so sensitivity and epsilon
         are the mechanism's, as this module's docstring proves.
-      * The proof needs a direction made of released parameters alone: give none that is
-        computed from examples.
+      * The proof needs a direction made from released parameters alone: give none that
+        is computed from examples.
 
     Args:
-      loss_fn: of `(params, *example)`. Both points get the same key, if there is one.
+      loss_fn: a loss of `(params, *example)`. Both points get the same key, if any.
       kappa: :math:`\kappa`, the gain, in (0, 1).
-      gamma: :math:`\gamma`, how far ahead to look, positive.
+      gamma: :math:`\gamma`, the distance of the look-ahead, positive.
 
     Returns:
       A loss of `(params, direction, *example)`, with a direction like the parameters,

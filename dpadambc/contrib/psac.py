@@ -10,7 +10,7 @@ from dpadambc.core.clip import ClipRule
 
 @dataclasses.dataclass(frozen=True)
 class PerSampleAdaptive(ClipRule):
-    r"""Like `Automatic`, but that very short gradients are not made long: DP-PSAC.
+    r"""DP-PSAC: like `Automatic`, but it lengthens very short gradients less.
 
     .. math:: w = C / \Bigl(\lVert g \rVert
         + \frac{r}{\lVert g \rVert + r}\Bigr)
@@ -20,7 +20,7 @@ class PerSampleAdaptive(ClipRule):
     the paper's Algorithm 1 as its source, and not against the text.
 
     Args:
-      r: in the unit of the gradient, positive.
+      r: a positive number in the unit of the gradient.
 
     Raises:
       ValueError: if r is not positive.
@@ -44,5 +44,5 @@ class PerSampleAdaptive(ClipRule):
         validate.positive(r=self.r)
 
     def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        """See `ClipRule.weight`."""
+        """Returns C / (norm + r / (norm + r)): see `ClipRule.weight`."""
         return l2_clip_norm / (norm + self.r / (norm + self.r))

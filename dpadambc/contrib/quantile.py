@@ -1,4 +1,4 @@
-r"""A bound that follows a quantile of the norms, from a noised count in each step.
+r"""A bound that follows a quantile of the norms, by a noised count in each step.
 
 *Proof that each step is a Gaussian mechanism of noise multiplier z on one sum of
 vectors.* Give each example the vector
@@ -13,8 +13,8 @@ or removing an example moves it by 1, padding has the vector zero, and replacing
 it by 2. The terms of a node are as many examples. :math:`C_t` is a function of earlier
 releases alone: given these it is a constant, and steps compose adaptively. ∎
 
-*Price.* The count is paid for by the mechanism itself: its z and its epsilon are those
-of gradient and count together, and the noise in the gradient is a little more,
+*Price.* The mechanism itself pays for the count: its z and its epsilon cover gradient
+and count together, and the noise in the gradient is a little more,
 
 .. math:: z_g = (z^{-2} - z_b^{-2})^{-1/2}, \qquad z_b = 2 \sigma_b / k
 
@@ -41,7 +41,7 @@ from dpadambc.mechanisms.mechanism import Mechanism
 
 @dataclasses.dataclass(frozen=True)
 class QuantileClipping(MovingBound):
-    r"""The bound moves until a given share of the norms is within it.
+    r"""A moving bound, with a given fraction of the norms within it.
 
     .. math::
 
@@ -64,14 +64,14 @@ class QuantileClipping(MovingBound):
         proof, :math:`z_g` and the units; z is below :math:`z_b`, and no schedule.
       * An example whose norm is zero or not finite has no vote, as padding has none.
 
-    The share is of B: with n examples in a batch, the bound goes to the quantile
+    The fraction is of B: with n examples in a batch, the bound goes to the quantile
     :math:`1/2 + (\gamma - 1/2) B / n`.
 
     Args:
-      mechanism: that draws the batches, with independent noise.
+      mechanism: the mechanism that draws the batches, with independent noise.
       target_quantile: γ, in (0, 1).
       learning_rate: η, positive.
-      fraction_stddev: the standard deviation of the noise in the share, in (0, 1).
+      fraction_stddev: the standard deviation of the noise in the fraction, in (0, 1).
 
     Raises:
       ValueError: if a number is out of its range.
@@ -115,7 +115,7 @@ class QuantileClipping(MovingBound):
 
     @property
     def gradient_multiplier(self) -> float:
-        """z_g."""
+        """z_g, the noise multiplier of the gradient."""
         if callable(self.noise_multiplier):
             raise ValueError(
                 "Expected a number as noise_multiplier with QuantileClipping, got a"
@@ -135,19 +135,19 @@ class QuantileClipping(MovingBound):
         return z / (1 - (z / of_count) ** 2) ** 0.5
 
     def unit(self) -> jax.Array:
-        """See `MovingBound.unit`."""
+        """Returns the factor of the count in the sum: see `MovingBound.unit`."""
         of_count = self.fraction_stddev * self.normalize_by
         unit = cast(float, self.noise_stddev) / of_count
-        # Without noise there is no privacy, and any number will do.
+        # Without noise there is no privacy, so any number is right.
         return jnp.where(unit > 0, unit, 1.0)
 
     def indicator(
         self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
-        """b: one half within the bound, minus one half beyond it."""
+        """Returns b: one half within the bound, minus one half beyond it."""
         del used
         return jnp.where(norm <= l2_clip_norm, 0.5, -0.5).astype(norm.dtype)
 
     def error(self, mean: jax.Array) -> jax.Array:
-        """How far the share is above the target."""
+        """Computes the difference of the fraction from the target."""
         return 0.5 + mean - self.target_quantile

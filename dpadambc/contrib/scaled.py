@@ -1,16 +1,17 @@
 r"""Scale-then-privatize: divide gradients by a private second moment before the clip.
 
 The algorithm was checked against the public code of jax_privacy, which names the paper
-as its source, and not against the paper's text. There v is that of the optimizer that
-follows, not divided by :math:`1 - \mathrm{decay}^t`; `factored` does not exist. In the
-equal trials of `benchmarks/methods`, with Adam behind it, it is level with Adam alone.
+as its source, and not against the paper's text. There v belongs to the optimizer that
+follows, and is not divided by :math:`1 - \mathrm{decay}^t`; `factored` does not exist.
+In the equal trials of `benchmarks/methods`, with Adam after it, it is level with Adam
+alone.
 
 v contains the noise. If `mechanism.noise_stddev` is 1 or more, it grows without end. If
-C is far below the root of the number of parameters, v shrinks until eps holds it, and
+C is far below the root of the number of parameters, v shrinks until eps stops it, and
 the result is DP-SGD of the clip norm :math:`C \cdot \mathrm{eps}`.
 
 Why epsilon is the mechanism's, unchanged. The wrapped transformation clips the divided
-gradients, so each release has its sensitivity and noise whatever v is. v is made of
+gradients, so each release has its sensitivity and noise for any v. v is computed from
 earlier releases alone, so given them it is a constant, and a step is the same Gaussian
 mechanism of other vectors of norm at most C: adaptive composition. The gradients of the
 step itself cannot get into the divisor: they are sealed until they are clipped.
@@ -29,11 +30,11 @@ from dpadambc.transforms.dtypes import check_decay, wide_zeros_like
 
 
 class ScaleThenPrivatizeState(NamedTuple):
-    """State of `scale_then_privatize`: squares of private gradients only.
+    """The state of `scale_then_privatize`: squares of private gradients only.
 
     Attributes:
       count: the number of steps. shape=(), int32.
-      nu: for each parameter an array; if factored, its mean along each axis.
+      nu: an array for each parameter; if factored, its mean along each axis.
       inner_state: the state of the transformation inside.
     """
 
@@ -43,7 +44,7 @@ class ScaleThenPrivatizeState(NamedTuple):
 
 
 def _axis_means(square: jax.Array) -> Any:
-    """For each axis the mean over the others."""
+    """Computes, for each axis, the mean over the others."""
     if not square.ndim:
         return square
     axes = range(square.ndim)
@@ -52,7 +53,7 @@ def _axis_means(square: jax.Array) -> Any:
 
 
 def _root(nu: Any) -> Any:
-    """The root of a second moment, or of the outer product of its means."""
+    """Returns the root of a second moment, or of the outer product of its means."""
     if not isinstance(nu, OuterProduct):
         return jnp.sqrt(nu)
     first, *others = nu.vectors
@@ -68,7 +69,7 @@ def scale_then_privatize(
     factored: bool = False,
     scales_back: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Private gradients of examples that are divided by their own size first.
+    r"""Divides per-example gradients by their own size, privately, and scales back.
 
     Noise of one level in all coordinates drowns the small ones. This divides each
     example's gradient by the root of a second moment before the clip and the noise, and
@@ -91,9 +92,9 @@ def scale_then_privatize(
       * An example with a NaN or infinite quotient contributes exactly zero.
 
     Args:
-      private_gradient: `privatize(mechanism, key=key)`, or clip and noise of your own.
-      eps: least divisor, positive, in the unit of the gradient.
-      decay: of the average over steps.
+      private_gradient: `privatize(mechanism, key=key)`, or your own clip and noise.
+      eps: the least divisor, positive, in the unit of the gradient.
+      decay: the decay rate of the average over steps.
       factored: whether to keep v as its means along each axis, as Adafactor does, and
         the gradients of dense kernels and tables in their factors.
       scales_back: whether to multiply the private gradient by D.
@@ -142,7 +143,7 @@ def scale_then_privatize(
 
     def update_fn(updates, state, params=None, **extra_args):
         check_gradients(updates, params)
-        # In the first step nu is zero, over any number.
+        # In the first step nu is zero, so any divisor is right.
         weight = 1 - decay ** jnp.maximum(state.count, 1.0)
         squares = jax.tree.map(lambda v: v / weight + eps**2, state.nu)
         divisors = jax.tree.map(_root, squares, is_leaf=is_moment)

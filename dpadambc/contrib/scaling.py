@@ -1,4 +1,4 @@
-"""Per-example gradients times public factors, before the clip."""
+"""Multiplies per-example gradients by public factors, before the clip."""
 
 import dataclasses
 import functools
@@ -22,9 +22,9 @@ SCALED = "materialized: scaled"
 
 
 def check_noise(inner_state: Any) -> None:
-    """Raises unless the state has noise in it, on a sum clipped at a fixed bound.
+    """Raises unless the state contains noise, on a sum clipped at a fixed bound.
 
-    Divisors are made of private gradients. Without noise no epsilon would cover them,
+    Divisors are made from private gradients. Without noise no epsilon would cover them,
     and with a moving bound they would be in another unit in each step.
     """
     is_noise = lambda node: isinstance(node, MovingBoundState | AddDPNoiseState)
@@ -42,27 +42,27 @@ def check_noise(inner_state: Any) -> None:
 
 
 class OuterProduct(NamedTuple):
-    """A scale for each coordinate of a parameter that is a product over its axes."""
+    """A scale for each coordinate of a parameter, as a product over its axes."""
 
     vectors: tuple[jax.Array, ...]  # one for each axis
 
     def dense(self) -> jax.Array:
-        """The array that it stands for."""
+        """Materializes the product."""
         return functools.reduce(functools.partial(jnp.tensordot, axes=0), self.vectors)
 
 
 def scale_examples(gradients: optax.Updates, factors: optax.Params) -> optax.Updates:
-    """Each example's gradient times the same factors, coordinate by coordinate.
+    """Multiplies each example's gradient by the same factors, coordinate by coordinate.
 
     It mixes no examples, so it may come before the clip. The result is sealed and
-    masked as the gradients were, in at least float32. A product of factors times an
-    `OuterProduct` is a product again, and so are rows of a table. Times any other
-    array, and for convolutions with overlapping patches, the gradient is materialized.
+    masked like the gradients, in at least float32. A product of factors times an
+    `OuterProduct` is a product again, and so are rows of a table. With any other array,
+    and for convolutions with overlapping patches, the gradient is materialized.
 
     Args:
       gradients: a tree of per-example gradients.
-      factors: for each parameter an array of its shape or an `OuterProduct`, of numbers
-        that are public, such as a function of earlier private gradients.
+      factors: an array for each parameter, of its shape, or an `OuterProduct`, of
+        numbers that are public, such as a function of earlier private gradients.
     """
 
     def scale(leaf: PerExampleGradient, factor: Any) -> PerExampleGradient:
@@ -91,11 +91,11 @@ def _along_each_axis(grad: Gradient, vectors: tuple[jax.Array, ...]) -> Gradient
 def _scaled_along(
     leaf: PerExampleGradient, vectors: tuple[jax.Array, ...]
 ) -> PerExampleGradient | None:
-    """In the same form, or None where the form does not allow it."""
+    """Scales in the same form, or returns None where the form does not allow it."""
     dtypes = []
 
     def product(leaf, vectors):
-        opened = rounding.pinned(leaf.open())
+        opened = rounding.rounded_tree(leaf.open())
         grad = jax.vmap(_along_each_axis, (0, None))(opened, vectors)
         dtypes.extend(x.dtype for x in jax.tree.leaves(grad))
         return jax.tree.map(close_array, grad)

@@ -1,4 +1,4 @@
-r"""A bound that follows the room that short gradients leave below it, at no price.
+r"""A bound that follows the slack that short gradients leave below it, at no price.
 
 *Proof that it costs nothing.* Give each example the vector
 :math:`v_i = (g_i' / C_t, s_i)`. It is no longer than 1, whatever the gradient: a
@@ -22,7 +22,7 @@ from dpadambc.mechanisms.mechanism import Mechanism
 
 @dataclasses.dataclass(frozen=True)
 class SlackClipping(MovingBound):
-    r"""The bound moves until the mean slack of the gradients is at its target.
+    r"""A moving bound, with the mean slack of the gradients at a target.
 
     .. math::
 
@@ -43,19 +43,20 @@ class SlackClipping(MovingBound):
 
     Guarantees:
       * It costs nothing: see this module for the proof. The noise in the gradient,
-        `noise_stddev`, and epsilon are those of the other mechanism.
+        `noise_stddev`, and epsilon are those of the inner mechanism.
       * The length in :math:`s_i` is rounded up, by more than float32 may hide.
       * An example of norm zero, or not finite, has no slack, as padding has none.
 
     Args:
-      mechanism: that draws the batches, with independent noise. A `clip_rule` that
-        makes all gradients long, such as `Automatic()`, leaves no slack.
+      mechanism: the mechanism that draws the batches, with independent noise. A
+        `clip_rule` that makes all gradients long, such as `Automatic()`, leaves no
+        slack.
       target_slack: s, in (0, 1).
       learning_rate: η, positive.
 
     Raises:
-      TypeError, ValueError: if `mechanism` is none with a fixed bound, or a number is
-        out of its range.
+      TypeError, ValueError: if `mechanism` is no mechanism with a fixed bound, or a
+      number is out of its range.
 
     Example:
       >>> import dpadambc, jax, jax.numpy as jnp
@@ -94,20 +95,20 @@ class SlackClipping(MovingBound):
 
     @property
     def gradient_multiplier(self) -> Any:
-        """z: the slack is free."""
+        """z, the noise multiplier: the slack is free."""
         return self.noise_multiplier
 
     def unit(self) -> float:
-        """See `MovingBound.unit`."""
+        """Returns the factor of the slack in the sum: see `MovingBound.unit`."""
         return self.l2_clip_norm / self.normalize_by
 
     def indicator(
         self, norm: jax.Array, used: jax.Array, l2_clip_norm: jax.Array
     ) -> jax.Array:
-        """s: the rest of the bound."""
+        """Returns s, the rest of the bound."""
         del norm, l2_clip_norm
         return jnp.sqrt(1 - jnp.minimum(used, 1) ** 2)
 
     def error(self, mean: jax.Array) -> jax.Array:
-        """How far the mean slack is above the target."""
+        """Computes the difference of the mean slack from the target."""
         return mean - self.target_slack

@@ -2,10 +2,10 @@ r"""Strategies of correlated noise: lower-triangular Toeplitz matrices, by coeff
 
 The noise of step t is :math:`\sum_j d_j z_{t-j}` with independent z. In matrices, over
 all steps, that is :math:`D z` with the Toeplitz matrix D of the *noising coefficients*
-d. The output, :math:`G + D z`, is :math:`D (C G + z)` with the *strategy*
-:math:`C = D^{-1}`: post-processing of a Gaussian mechanism on :math:`C G`. It stays so
-when gradients depend on earlier outputs, since C is lower-triangular (Denisov
-et al.). So the sensitivity of C measures how much the noise hides.
+d. The output, :math:`G + D z`, is :math:`D (C G + z)` with the *strategy* :math:`C =
+D^{-1}`: post-processing of a Gaussian mechanism on :math:`C G`. It stays so when
+gradients depend on earlier outputs, since C is lower-triangular (Denisov et al.). So
+the sensitivity of C measures how much the noise hides.
 
 *The sensitivity.* An example takes part in the steps of a pattern P, with contributions
 of norm one at most. Its move in C G has the squared norm
@@ -56,11 +56,11 @@ __all__ = [
 def checked(
     coefficients: Sequence[float], name: str = "noising_coefficients"
 ) -> tuple[float, ...]:
-    """The coefficients as floats, of which the first is 1.
+    """Returns the coefficients as floats; raises unless the first is 1.
 
     Args:
-      coefficients: of a lower-triangular Toeplitz matrix.
-      name: of the argument.
+      coefficients: the coefficients of a lower-triangular Toeplitz matrix.
+      name: the name of the argument.
     """
     if isinstance(coefficients, str) or not np.iterable(coefficients):
         raise TypeError(
@@ -81,14 +81,14 @@ def checked(
 
 
 def banded_inverse_square_root(bandwidth: int) -> tuple[float, ...]:
-    r"""Noising coefficients of BISR: of :math:`\sqrt{1 - x}`, cut after so many.
+    r"""Computes the noising coefficients of BISR: of :math:`\sqrt{1 - x}`, cut off.
 
     The matrix of prefix sums has the generating function 1 / (1 - x). Its square root
     is the strategy whose prefix sums have nearly the least error, and the inverse of
     that has the coefficients here. Cut, they need the noise of `bandwidth` steps.
 
     Args:
-      bandwidth: how many coefficients, at least 1; one is independent noise.
+      bandwidth: the number of coefficients, at least 1; one is independent noise.
 
     Returns:
       Floats, of which the first is 1 and all others are negative, with a positive sum.
@@ -113,14 +113,14 @@ def banded_inverse_square_root(bandwidth: int) -> tuple[float, ...]:
 
 
 def banded_square_root(bands: int) -> tuple[float, ...]:
-    r"""Strategy coefficients of BSR: of :math:`1 / \sqrt{1 - x}`, cut after so many.
+    r"""Computes the strategy coefficients of BSR: of :math:`1 / \sqrt{1 - x}`, cut off.
 
-    The same square root of the matrix of prefix sums as that of
+    It is the square root of the matrix of prefix sums as in
     `banded_inverse_square_root`, but here the strategy itself is banded, and not its
     inverse, as `BandedGaussian` needs it.
 
     Args:
-      bands: how many coefficients, at least 1; one is independent noise.
+      bands: the number of coefficients, at least 1; one is independent noise.
 
     Returns:
       Floats, of which the first is 1; they are positive and decrease.
@@ -146,12 +146,13 @@ def banded_square_root(bands: int) -> tuple[float, ...]:
 def coefficients_of_inverse(
     coefficients: Sequence[float], iterations: int
 ) -> tuple[float, ...]:
-    r"""The first coefficients of the inverse: of the strategy C, from those of D.
+    r"""Computes the first coefficients of the inverse: those of C, from those of D.
 
     .. math:: c_0 = 1, \quad c_t = -\sum_{j=1}^t d_j c_{t-j}
 
     Args:
-      coefficients: of a lower-triangular Toeplitz matrix; the first is 1.
+      coefficients: the coefficients of a lower-triangular Toeplitz matrix; the first is
+      1.
       iterations: the number of rows of the matrix, and of coefficients to return.
 
     Returns:
@@ -178,19 +179,19 @@ def _inverse(d: tuple[float, ...], iterations: int) -> tuple[float, ...]:
 def sensitivity(
     coefficients: Sequence[float], iterations: int, *, separation: int | None = None
 ) -> float:
-    """The L2 sensitivity of a strategy, for contributions of norm one.
+    """Computes the L2 sensitivity of a strategy, for contributions of norm one.
 
     Guarantees:
-      * It bounds the move of an example, in whichever steps it takes part, as long as
-        from one to the next there are `separation` steps or more, and whatever its
-        contributions there are, up to norm one.
+      * It bounds the change by an example that takes part in any steps with at least
+        `separation` steps from one to the next, and with any contributions of norm at
+        most one.
       * It is attained where the strategy's coefficients are non-negative and do not
         increase, as those of `banded_inverse_square_root` and of (1, -λ).
-      * More iterations never have less.
+      * More iterations never have a smaller sensitivity.
 
     Args:
-      coefficients: of the strategy C, not of its inverse; see
-        `coefficients_of_inverse`. Those that are missing are zero.
+      coefficients: the coefficients of the strategy C, not of its inverse; see
+        `coefficients_of_inverse`. Missing ones are zero.
       iterations: the number of steps.
       separation: the least number of steps from one participation of an example to its
         next, at least 1. By default it takes part once.

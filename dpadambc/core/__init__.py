@@ -4,10 +4,10 @@ It is this folder and `engine`, which computes gradients. Read them in this orde
 file of `core` imports only files above it, and those of `engine`. Brackets list a
 file's dependencies other than JAX and NumPy.
 
-How a run is laid out. These change a sum by rounding alone, or no number at all:
+The layout of a run. These files change a sum by rounding alone, or no number at all:
 
-1. `leaves`: data that JAX does not take are refused, and no error shows a row.
-2. `modules`: which variables of a module of Flax NNX are trained.
+1. `leaves`: refuses data that JAX does not take; no error shows a row.
+2. `modules`: selects the trained variables of a Flax NNX module.
 3. `mesh`: the shardings of a run on several devices.
 4. `microbatches`: a function of a batch, a few examples at a time; each example counts
    once. [Optax: `microbatch`]
@@ -48,8 +48,8 @@ From the private gradient to a run and its epsilon:
 22. `spending`: runs on the same people's data compose.
 23. `data`: examples come by the indices of a batch, from arrays or any source.
 24. `step`: one step draws, clips, adds noise and updates; the optimizer sees the
-    private gradient alone. What is known to change rounding is in the key of its
-    batches.
+    private gradient alone. The key of its batches depends on everything known to
+    change rounding.
 25. `identity`: a digest of mechanism, program, data and start; two runs that differ in
     it have different batches under one key.
 26. `programs`: a compiled program is found by all that its compiler was given, never by
@@ -57,7 +57,7 @@ From the private gradient to a run and its epsilon:
 27. `fit`: takes no step beyond the budget, and reports every step it may have taken.
 
 The engine. Its reference is `method="vmap"`, with which `audit` compares it on your
-model. What a program may do to the examples:
+model. These files inspect and restrict the program of a loss:
 
 * `engine.jaxprs`: finds programs in a program.
 * `engine.collectives`: refuses a loss that sums over devices or over examples.
@@ -65,18 +65,18 @@ model. What a program may do to the examples:
 
 The forms of a gradient, each with a squared norm that is never below the true one:
 
-* `engine.precision`: dtypes, and what rounding can hide of a norm.
+* `engine.precision`: dtypes, and the norm that rounding can hide.
 * `engine.rounding`: the bound on how far products round.
 * `engine.interface`: the interface that every form implements.
 * `engine.forms`: the gradient itself, blocks with zeros around, and sums of forms.
-* `engine.product`: of kernels in matrix products.
-* `engine.convolution`: of kernels in convolutions.
-* `engine.lookup`: of embedding tables.
+* `engine.product`: gradients of kernels in matrix products.
+* `engine.convolution`: gradients of kernels in convolutions.
+* `engine.lookup`: gradients of embedding tables.
 * `engine.view`: a form with its entries moved.
 
 From the program of a loss to forms, and to a sum:
 
-* `engine.rules`: which operation makes which form, and which keep one.
+* `engine.rules`: maps each operation to the form that it makes or keeps.
 * `engine.program`: which variables may stay in a form.
 * `engine.scan`: loops.
 * `engine.evaluate`: runs the program of the gradient on forms.

@@ -28,7 +28,7 @@ from dpadambc.core import validate
 
 # A schedule with more levels than this is rounded down to so many.
 _MOST_LEVELS = 64
-# Its exponential is a number.
+# The largest exponent: its exponential is finite.
 _LARGEST_EXPONENT = 700.0
 # The coarsest grid of losses, and the relative error of epsilon that a grid may leave.
 _COARSEST, _TOLERANCE = 1e-2, 3e-4
@@ -39,12 +39,12 @@ _MOST_LOSSES = 3e5
 _ROUNDING = 4e-16
 # A delta below this for each step is of the size of such rounding.
 _RARE_DELTA = 1e-14
-# How many epsilons are kept.
+# How many epsilons are cached.
 _MOST_KNOWN = 4096
 
 
 def check_delta(target_delta: float, num_examples: int | None = None) -> None:
-    """Raises for a delta outside (0, 1), and for one of a whole example or more."""
+    """Raises for a delta outside (0, 1), or of 1 / num_examples or more."""
     validate.open_unit_interval(target_delta=target_delta)
     if num_examples is None:
         return
@@ -79,20 +79,20 @@ class OwnDpEvent(DpEvent, abc.ABC):
     @property
     @abc.abstractmethod
     def rate(self) -> float:
-        """The probability that a step affects what two neighbors differ in."""
+        """The probability that a step uses the example that differs."""
 
     @abc.abstractmethod
     def compose_into(self, accountant: Any, count: int) -> None:
-        """Adds so many of them to one of dp-accounting's accountants.
+        """Adds `count` of these steps to one of dp-accounting's accountants.
 
         Raises:
-          dp_accounting.UnsupportedEventError: for another accountant, or a neighboring
-            relation that they are not stated for.
+          dp_accounting.UnsupportedEventError: if the accountant is of another kind, or
+            has no bound under its neighboring relation.
         """
 
 
 def steps_of(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
-    """The single steps of a composition, each with how often it is taken."""
+    """Yields the single steps of a composition, each with its number of times."""
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         yield from steps_of(event.event, count * event.count)
     elif isinstance(event, dp_accounting.ComposedDpEvent):
@@ -103,7 +103,7 @@ def steps_of(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def events_in(event: DpEvent) -> Iterator[DpEvent]:
-    """The steps of an event, and the events that are sampled in them."""
+    """Yields the steps of an event, and the events that are sampled in them."""
     for step, _ in steps_of(event):
         yield step
         if inner := getattr(step, "event", None):
@@ -125,7 +125,7 @@ _NOISY = (GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent, Own
 
 
 def _loss_and_rate(step: DpEvent) -> tuple[float, float]:
-    """Estimates the privacy loss of a step that hits, and the rate at which it does.
+    """Estimates the privacy loss of a step that uses the example, and its probability.
 
     It ignores amplification, and is precise enough to reject absurdly large budgets.
     """
@@ -140,10 +140,10 @@ def _loss_and_rate(step: DpEvent) -> tuple[float, float]:
 
 
 def _range_of_losses(step: DpEvent) -> float:
-    """About how far the largest and the least loss of one step are apart."""
+    """Estimates the distance between the largest and the least loss of one step."""
     loss, rate = _loss_and_rate(step)
-    # Of a Gaussian whose mean moves by one, nine deviations to both sides and more;
-    # of a mixture with what did not move, less.
+    # A Gaussian whose mean moves by one: its loss is loss + sqrt(2 loss) Z, cut at ten
+    # deviations. A mixture with a Gaussian that did not move has a smaller range.
     largest = loss + 10 * math.sqrt(2 * loss)
     if rate == 1 or largest > _LARGEST_EXPONENT:
         return 2 * largest
@@ -151,12 +151,12 @@ def _range_of_losses(step: DpEvent) -> float:
 
 
 class Accountant(abc.ABC):
-    """Computes epsilon: one of the values `PLD` and `RDP`, and no other.
+    """A method to compute epsilon: `PLD` or `RDP`, and no other.
 
     Attributes:
       name: "pld" or "rdp".
-      largest_loss: where the privacy loss of a step, or the mean of all, is beyond it,
-        epsilon counts as infinite.
+      largest_loss: epsilon counts as infinite where the privacy loss of a step, or the
+        mean loss of all steps, exceeds this.
     """
 
     name: ClassVar[str]
@@ -167,19 +167,19 @@ class Accountant(abc.ABC):
 
     @abc.abstractmethod
     def bound(self, event: DpEvent, *args: Any, **how: float) -> float:
-        """Epsilon from above, to a tolerance: see `PrivacyLosses.on_fine_grid`."""
+        """Bounds epsilon from above: see `PrivacyLosses.on_fine_grid`."""
 
     def translated(self, step: DpEvent, relation: NeighboringRelation) -> DpEvent:
-        """A step as dp-accounting's accountant reads it."""
+        """Returns a step in the units of dp-accounting's accountant."""
         del relation
         return step
 
     def composed(self, event: DpEvent, accountant: Any) -> Any:
-        """dp-accounting's accountant, with all steps of an event added to it.
+        """Adds all steps of an event to dp-accounting's accountant, and returns it.
 
         Args:
           event: the run, its noise in units of C.
-          accountant: a fresh one, of dp-accounting and this kind.
+          accountant: a fresh accountant of dp-accounting, of this kind.
 
         Raises:
           ValueError: if it cannot account for the event under its relation.
@@ -199,12 +199,12 @@ class Accountant(abc.ABC):
     def epsilon(
         self, event: DpEvent, target_delta: float, relation: Any, **how: float
     ) -> float:
-        """The epsilon that an event spends: see `accounting.epsilon`."""
+        """Returns the epsilon that an event spends: see `accounting.epsilon`."""
         if self.is_astronomical(event):
             return math.inf
         delta = float(target_delta)  # in double precision, whatever it is in
         try:
-            # An event without an equality of its own may be equal to others than it.
+            # An event class without its own `__eq__` may compare equal to other events.
             if all("__eq__" in vars(type(x)) for x in events_in(event)):
                 return _known_bound(
                     self, tuple(steps_of(event)), relation, delta, **how
@@ -214,7 +214,7 @@ class Accountant(abc.ABC):
         return self.bound(event, relation, delta, **how)
 
     def is_astronomical(self, event: DpEvent) -> bool:
-        """Whether epsilon is infinite, or so large that it is not worth computing."""
+        """Returns whether epsilon is infinite, or too large to be worth computing."""
         losses = [(*_loss_and_rate(step), count) for step, count in steps_of(event)]
         mean = sum(loss * rate * count for loss, rate, count in losses)
         return max([mean, *(loss for loss, _, _ in losses)]) > self.largest_loss
@@ -222,7 +222,7 @@ class Accountant(abc.ABC):
 
 @functools.lru_cache(_MOST_KNOWN)
 def _known_bound(accountant: Accountant, steps: Any, *args: Any, **how: float) -> float:
-    """The bound of an event with these steps, computed once."""
+    """Returns the bound of an event with these steps, computed once."""
     parts: Any = [dp_accounting.SelfComposedDpEvent(*step) for step in steps]
     return accountant.bound(dp_accounting.ComposedDpEvent(parts), *args, **how)
 
@@ -237,14 +237,14 @@ class Bound(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class PrivacyLosses(Accountant):
-    """By privacy loss distributions: tight."""
+    """An accountant by privacy loss distributions: tight."""
 
     name = "pld"
-    # Beyond that the distribution would not fit into memory.
+    # Beyond this loss the distribution would not fit into memory.
     largest_loss = 2e4
 
     def bound(self, event: DpEvent, *args: Any, **how: float) -> float:
-        """On a grid that is fine enough."""
+        """Bounds epsilon on a grid that is fine enough."""
         return self.on_fine_grid(event, *args, **how).epsilon
 
     def on_fine_grid(
@@ -255,7 +255,7 @@ class PrivacyLosses(Accountant):
         tolerance: float = _TOLERANCE,
         enough: float = 0.0,
     ) -> Bound:
-        """The distribution with which epsilon is known to a relative tolerance.
+        """Returns the distribution that gives epsilon to a relative tolerance.
 
         Every grid gives an upper bound, whose error falls with the square of the
         interval. Two grids tell the error, and so the interval that is fine enough.
@@ -264,7 +264,7 @@ class PrivacyLosses(Accountant):
           event: the run.
           relation: the difference of two neighboring data sets.
           target_delta: at which epsilon counts.
-          tolerance: of epsilon.
+          tolerance: the relative tolerance of epsilon.
           enough: an epsilon that need not be known better once it is not exceeded.
         """
         ranges = (_range_of_losses(step) for step, _ in steps_of(event))
@@ -296,13 +296,13 @@ class PrivacyLosses(Accountant):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RenyiDivergences(Accountant):
-    """By Rényi divergences: an upper bound, and faster."""
+    """An accountant by Rényi divergences: an upper bound, and faster."""
 
     name = "rdp"
     largest_loss = sys.float_info.max  # it knows no grid
 
     def translated(self, step: DpEvent, relation: NeighboringRelation) -> DpEvent:
-        """Relative to the sensitivity, which is 2 C under REPLACE_ONE."""
+        """Rescales a step to the sensitivity, which is 2 C under REPLACE_ONE."""
         if relation != NeighboringRelation.REPLACE_ONE:
             return step
         if type(step) is GaussianDpEvent:
@@ -310,7 +310,7 @@ class RenyiDivergences(Accountant):
         raise dp_accounting.UnsupportedEventError(f"No Rényi bound for {step!r}.")
 
     def bound(self, event: DpEvent, relation: Any, delta: float, **how: float) -> float:
-        """Exact at each order, whatever the tolerance is."""
+        """Bounds epsilon, exactly at each order, for any tolerance."""
         del how
         accountant = self.composed(event, rdp.RdpAccountant(None, relation))
         return float(accountant.get_epsilon(delta))
@@ -321,27 +321,27 @@ RDP = RenyiDivergences()
 
 
 def check_accountant(accountant: Any) -> None:
-    """Raises unless it is one of the two values."""
+    """Raises unless it is `PLD` or `RDP`."""
     if accountant not in (PLD, RDP):
         expected = "accounting.PLD or accounting.RDP"
         raise TypeError(f"Expected accountant {expected}, got {accountant!r}.")
 
 
 def rounding_of(event: DpEvent) -> float:
-    """The most that rounding in the composition may have taken off any delta."""
+    """Bounds the part of any delta that rounding in the composition may remove."""
     return _ROUNDING * sum(count for _, count in steps_of(event))
 
 
 def least_epsilon(
     event: DpEvent, accountants: Sequence[Accountant], target_delta: float, **how: Any
 ) -> float:
-    """Epsilon by the first accountant; by the least of all at a tiny delta.
+    """Returns epsilon by the first accountant, or the least of all at a tiny delta.
 
     `PLD` spends a part of delta on rounding, and Rényi divergences have none.
 
     Args:
       event: the run.
-      accountants: that can account for the event, the tightest first.
+      accountants: the accountants that can read the event, the tightest first.
       target_delta: the delta that goes with it.
       **how: the relation, and the tolerance, for `Accountant.epsilon`.
     """
@@ -355,10 +355,10 @@ def least_epsilon(
 def levels_of(
     noise_multiplier: float | optax.Schedule, iterations: int
 ) -> dict[float, int]:
-    """How many of the first `iterations` steps have which noise multiplier, at least.
+    """Counts how many of the first `iterations` steps have each noise multiplier.
 
-    Equal steps are counted together. Where a schedule takes more than 64 values, each
-    is first rounded *down* to one of 64 levels in geometric progression, so that the
+    Counts equal steps together. Where a schedule takes more than 64 values, each is
+    first rounded *down* to one of 64 levels in geometric progression, so that the
     epsilon computed from them is an upper bound, and costs seconds.
 
     Args:

@@ -15,14 +15,14 @@ import numpy as np
 
 
 def at_least_float32(dtype: Any) -> jnp.dtype:
-    """The dtype itself if it has 32 bits or more, else float32; keys stay keys."""
+    """Returns the dtype, or float32 if that has fewer than 32 bits; keys stay keys."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def widen(x: Any) -> Any:
-    """An array, or a shape, in at least float32."""
+    """Casts an array, or the dtype of a shape, to at least float32."""
     dtype = at_least_float32(jnp.result_type(x))
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
@@ -39,7 +39,7 @@ def positions(shape: tuple[int, ...]) -> jax.Array:
 
 
 def _varies(x: Any, axis_name: str) -> bool:
-    """Whether each device along an axis has an array of its own."""
+    """Returns whether each device along an axis has an array of its own."""
     try:
         jax.lax.pcast(x, axis_name, to="varying")
     except ValueError:  # it varies already
@@ -52,18 +52,18 @@ def _arrays(tree: Any) -> list[jax.Array]:
 
 
 def shard_map_axes() -> set[str]:
-    """The axes of the enclosing `jax.shard_map`."""
+    """Returns the axes of the enclosing `jax.shard_map`."""
     return set(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def varying_axes(tree: Any) -> tuple[str, ...]:
-    """The axes over which any array of a tree varies; none outside `shard_map`."""
+    """Returns the axes of `shard_map` over which any array of a tree varies."""
     axes = jax.sharding.get_abstract_mesh().manual_axes
     return tuple(name for name in axes if any(_varies(x, name) for x in _arrays(tree)))
 
 
 def make_varying(tree: Any, axes: tuple[str, ...]) -> Any:
-    """The same arrays, as ones that each device has for itself."""
+    """Marks arrays as varying over the axes: each device has its own copy."""
     for name in axes:
         own = lambda x, name=name: (
             x if _varies(x, name) else jax.lax.pcast(x, name, to="varying")
@@ -73,15 +73,15 @@ def make_varying(tree: Any, axes: tuple[str, ...]) -> Any:
 
 
 def is_vma_known(x: jax.Array) -> bool:
-    """Whether JAX tracks the axes over which an array varies (`check_vma=True`)."""
+    """Returns whether JAX tracks varying axes (`check_vma=True`)."""
     axes = tuple(shard_map_axes())
     return set(varying_axes(make_varying(x, axes))) == set(axes)
 
 
 def invariant_axes(tree: Any) -> frozenset[str]:
-    """The axes along which all devices are known to have the same arrays.
+    """Returns the axes along which all devices are known to have the same arrays.
 
-    None with `check_vma=False`, nor for the axes of `jax.vmap(axis_name=...)`.
+    It returns none with `check_vma=False`, nor axes of `jax.vmap(axis_name=...)`.
     """
     if not all(map(is_vma_known, _arrays(tree))):
         return frozenset()

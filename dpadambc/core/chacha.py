@@ -3,8 +3,8 @@
 `Bernstein 2008 <https://cr.yp.to/chacha.html>`_, as `RFC 8439
 <https://www.rfc-editor.org/rfc/rfc8439>`_ has it: a block of 16 words is a function of
 a key of eight, a counter, and a nonce of three. No way is known to tell the blocks of a
-secret key from random words that is faster than to try all keys. The nonce keeps the
-uses of a key apart: draws, new keys, and keys with numbers folded in.
+secret key from random words that is faster than to try all keys. The nonce separates
+the three uses of a key: draws, new keys, and keys with numbers folded in.
 
 JAX's default kind has keys of 64 bits, and was not designed as a cipher.
 """
@@ -77,7 +77,7 @@ def blocks(
 def draw(
     key: jax.Array, shape: tuple[int, ...], nonce: np.ndarray = _DRAW
 ) -> jax.Array:
-    """Draws words; along the last axis of the shape, if whole blocks fill it."""
+    """Draws words; along the last axis of the shape if whole blocks fill it."""
     size = math.prod(shape)
     if is_split := bool(shape) and shape[-1] % 16 == 0:
         of_blocks = (*shape[:-1], shape[-1] // 16)
@@ -92,7 +92,7 @@ def draw(
 
 
 def _seed(seed: jax.Array) -> jax.Array:
-    """Makes a key of an integer, as JAX does: all its bits, and zeros."""
+    """Makes a key of all bits of an integer, padded with zeros, as JAX does."""
     high = jax.lax.shift_right_logical(seed, jnp.asarray(32, seed.dtype))
     words = [x.astype(jnp.uint32) for x in (seed, high)]
     return jnp.stack([*words, *[jnp.uint32(0)] * 6])

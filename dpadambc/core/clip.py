@@ -2,8 +2,9 @@ r"""Clip each example's gradient, sum, divide by a public number.
 
 The factor of an example is a function of the norm of its gradient and of C, a
 `ClipRule`, and is limited to the range from zero to :math:`C / \lVert g \rVert`. So no
-rule of public numbers changes the part of one example in the sum, or epsilon: it
-changes only the model. A rule that closes over something computed from the data depends
+rule of public numbers changes the contribution of one example to the sum, or epsilon:
+it changes only the model. A rule that closes over something computed from the data
+depends
 on all examples, and nothing can detect it.
 """
 
@@ -64,11 +65,11 @@ class ClipRule(abc.ABC):
 
     @abc.abstractmethod
     def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        r"""The factor of one example.
+        r"""Returns the factor of one example.
 
         Args:
-          norm: of its gradient, shape (), not negative; it may be infinite or NaN, and
-            then the factor does not count.
+          norm: the norm of its gradient, shape (), not negative; if it is infinite or
+            NaN, the factor does not count.
           l2_clip_norm: C, shape ().
 
         Returns:
@@ -76,17 +77,17 @@ class ClipRule(abc.ABC):
         """
 
     def groups(self, params: optax.Params) -> Groups:
-        """The groups of parameters that are clipped each on their own.
+        """Returns the groups of parameters, each of which is clipped on its own.
 
-        By name a share of C, and the leaves by their places among all leaves. The
-        squares of the shares add up to one.
+        Maps a name to its share of C and to the indices of its leaves among all leaves.
+        The squares of the shares add up to one.
         """
         return {"all": (1.0, list(range(len(jax.tree.leaves(params)))))}
 
 
 @dataclasses.dataclass(frozen=True)
 class Flat(ClipRule):
-    r"""Gradients longer than C are cut to C: the usual rule, and the default.
+    r"""The default rule, which scales gradients longer than C to norm C.
 
     .. math:: w = \min(1, C / \lVert g \rVert)
 
@@ -103,7 +104,7 @@ class Flat(ClipRule):
     """
 
     def weight(self, norm: jax.Array, l2_clip_norm: jax.Array) -> jax.Array:
-        """See `ClipRule.weight`."""
+        """Returns min(1, C / norm): see `ClipRule.weight`."""
         return jnp.where(norm <= l2_clip_norm, 1, l2_clip_norm / norm)
 
 
@@ -113,7 +114,7 @@ FLAT = Flat()
 def clip_numbers(
     l2_clip_norm: jax.typing.ArrayLike, normalize_by: jax.typing.ArrayLike
 ) -> tuple[Any, Any]:
-    """C and B, checked: Python numbers in place of arrays that JAX does not trace."""
+    """Checks C and B, and returns Python numbers in place of concrete arrays."""
     validate.positive_or_infinite(l2_clip_norm=l2_clip_norm)
     validate.positive(normalize_by=normalize_by)
     read = validate.python_number
@@ -133,20 +134,20 @@ def _clip_weights(
     clip_rule: ClipRule,
     size: int,
 ) -> jax.Array:
-    """The factor of each example, at most C / norm, shape (batch,).
+    """Returns the factor of each example, at most C / norm, shape (batch,).
 
-    Zero for those that are left out. `size` is the number of coordinates.
+    Zero for examples in `left_out`. `size` is the number of coordinates.
     """
     norms = jnp.sqrt(squared_norms)
     finfo = jnp.finfo(norms.dtype)
     # The norm itself is rounded. Aiming a few units in the last place below C keeps
     # the clipped norm from exceeding it.
     target = jnp.asarray(l2_clip_norm * (1 - 8 * finfo.eps), norms.dtype)
-    # A rule lengthens the part of a gradient that its norm does not see, too. A
-    # thousandth of C is left for it.
+    # A rule may also lengthen the part of a gradient that underflows in its norm. A
+    # thousandth of C is reserved for it.
     unseen = 1e3 * unseen_norm(size, norms.dtype)
-    # Of one norm at a time, so that no rule can mix examples; and limited, so that none
-    # can exceed the bound.
+    # `vmap` gives the rule one norm at a time, so that no rule can mix examples. The
+    # clip to `limit` keeps every rule within the bound.
     weights = jax.vmap(clip_rule.weight, (0, None))(norms, target)
     limit = target / jnp.maximum(norms, unseen)
     weights = jnp.clip(weights, 0, limit).astype(norms.dtype)
@@ -154,7 +155,7 @@ def _clip_weights(
 
 
 def unseen_norm(size: int, dtype: Any) -> float:
-    """How long a gradient may be that seems to be zero.
+    """Bounds the norm of a gradient whose computed norm is zero.
 
     Squares of coordinates below the root of `tiny` vanish from its norm.
     """
@@ -162,19 +163,19 @@ def unseen_norm(size: int, dtype: Any) -> float:
 
 
 class Sums(NamedTuple):
-    """Sums over the examples of a batch: those of several batches add up.
+    """Sums over the examples of a batch; those of several batches add up.
 
     Attributes:
-      gradient: of the clipped gradients, divided.
-      beside: of other numbers of each example, where `contrib` has them.
+      gradient: the sum of the clipped gradients, divided by B.
+      aux: sums of other numbers of each example, for `contrib`.
     """
 
     gradient: optax.Updates
-    beside: Any = ()
+    aux: Any = ()
 
 
 def specs_of_sums(params: Any) -> Any:
-    """The partition of each part of `Sums` on a mesh."""
+    """Returns the partition of each part of `Sums` on a mesh."""
     return Sums(specs_of(params), PartitionSpec())
 
 
@@ -183,8 +184,8 @@ class Factors(NamedTuple):
 
     Attributes:
       weights: the factors, for each group of parameters. shape=(batch,)
-      squared_norms: of the gradients, for each group. shape=(batch,)
-      are_finite: whether all norms of an example are. shape=(batch,)
+      squared_norms: the squared norms of the gradients, for each group. shape=(batch,)
+      are_finite: whether all norms of an example are finite. shape=(batch,)
     """
 
     weights: dict[str, jax.Array]
@@ -193,7 +194,7 @@ class Factors(NamedTuple):
 
 
 def checked_groups(clip_rule: ClipRule, params: optax.Params) -> Groups:
-    """The groups of a rule; raises unless they bound the whole gradient by C."""
+    """Returns the groups of a rule; raises unless they bound the gradient by C."""
     groups = clip_rule.groups(params)
     places = sorted(i for _, several in groups.values() for i in several)
     squares = sum(share**2 for share, _ in groups.values())
@@ -213,7 +214,7 @@ def factors(
     clip_rule: ClipRule = FLAT,
     precision: rounding.Precision = None,
 ) -> Factors:
-    """The `Factors` of a batch: zero for padding, and where a norm is not finite."""
+    """Computes the `Factors`: zero for padding, and where a norm is not finite."""
     groups, leaves = checked_groups(clip_rule, params), per_example_leaves(updates)
     members: dict[str, Any] = {
         name: [leaves[i] for i in places] for name, (_, places) in groups.items()
@@ -243,9 +244,9 @@ def weighted_sum(
     clip_rule: ClipRule = FLAT,
     precision: rounding.Precision = None,
 ) -> optax.Updates:
-    """The sum over examples, each times its factor, divided by a number.
+    """Sums over examples each gradient times its factor, divided by a number.
 
-    The factors are to be of the same precision.
+    The factors must have been computed at the same precision.
     """
     leaves, structure = jax.tree.flatten(updates, is_leaf=is_per_example)
     is_intact, are_finite = seals_agree(updates), found.are_finite.all()
@@ -262,8 +263,8 @@ def weighted_sum(
 def refuse_parts(params: optax.Params) -> None:
     """Raises inside `optax.masked` and `optax.multi_transform`, which hide parameters.
 
-    The other parameters would have no noise, and two parts that are clipped apart move
-    by more than one clip norm.
+    The other parameters would have no noise, and two parts that are clipped separately
+    move by more than one clip norm.
     """
     is_hidden = lambda x: isinstance(x, optax.MaskedNode)
     if any(map(is_hidden, jax.tree.leaves(params, is_leaf=is_hidden))):
@@ -279,7 +280,7 @@ def check_parameters(params: optax.Params, clip_rule: ClipRule) -> None:
 def check_gradients(
     updates: optax.Updates, params: optax.Params | None, **extra_args: Any
 ) -> bool:
-    """Raises unless these are gradients of single examples; False if there are none."""
+    """Checks per-example gradients, and returns False for a tree without leaves."""
     mask = extra_args.pop("is_padding_example", None)
     if misspelt := [name for name in extra_args if "padding" in name]:
         raise TypeError(f"Expected is_padding_example as the mask, got {misspelt}.")
@@ -303,7 +304,7 @@ def check_gradients(
 
 
 def _check_seal(leaf: PerExampleGradient) -> None:
-    """Raises unless a leaf is as sealed: of the device's examples, of whole params."""
+    """Raises unless the seal is intact: the device's examples, whole parameters."""
     if getattr(leaf.seal, "dtype", None) != SEAL_DTYPE:
         raise TypeError(f"Expected gradients as they were sealed, got {leaf} changed.")
     varying = set(varying_axes(leaf.seal))
@@ -324,7 +325,7 @@ def clipped_sums(
     precision: rounding.Precision = None,
     **extra_args: Any,
 ) -> Sums:
-    """The clipped sum of per-example gradients, as arrays: see `clip_per_example`."""
+    """Returns the clipped sum as arrays: see `clip_per_example`."""
     mask = extra_args.get("is_padding_example")
     if not check_gradients(updates, params, **extra_args):
         return Sums(updates)
@@ -379,10 +380,10 @@ def clip_per_example(
         `sampling_prob * num_examples`, rounded. Traced, the same as C.
       clip_rule: which share of each gradient is taken, at most C / norm, such as
         `clipping.Automatic()`; by default min(1, C / norm).
-      precision: of products, on a GPU or TPU. By default TF32 or bfloat16, and a bound
-        on what they round is added to the norm, .2 to 3 % of C; `Precision.HIGHEST` of
-        `jax.lax` rounds nothing, a `DotAlgorithmPreset` names another. So does one of
-        these as `jax.default_matmul_precision`. Processors multiply in full.
+      precision: the precision of products on a GPU or TPU. By default it is TF32 or
+        bfloat16, and a bound on their rounding is added to the norm, .2 to 3 % of C.
+        `jax.lax.Precision.HIGHEST` rounds nothing, and a `DotAlgorithmPreset` names
+        another. `jax.default_matmul_precision` sets it too. CPUs multiply in full.
 
     Returns:
       An Optax transformation; its state is empty.

@@ -41,7 +41,7 @@ def clipped_grad(
     precision: rounding.Precision = None,
     wrt: Any = None,
 ) -> Callable[..., Any]:
-    r"""Like `jax.grad` of a batch, but clipped per example: sum, divided by a constant.
+    r"""Clips each example's gradient, sums, and divides by a constant; like `jax.grad`.
 
     The value is that of `per_example_grad` followed by `clip_per_example`, with the
     same guarantees, and with memory for `microbatch_size` examples only. Without
@@ -69,7 +69,7 @@ def clipped_grad(
         them. Leave it off too if someone who can time a step must not learn the size of
         its batch.
       clip_rule: which share of each gradient is taken; see `clip_per_example`.
-      precision: of the products in the clip; see `clip_per_example`.
+      precision: the precision of products in the clip; see `clip_per_example`.
       wrt: which variables of modules of Flax NNX; see `per_example_grad`.
 
     Returns:
@@ -138,18 +138,19 @@ def values_and_sums(
     method: Method = "factored",
     expected_size: float | None = None,
 ) -> Callable[..., Any]:
-    """Values of a batch, and the sum over microbatches of their clipped sums.
+    """Returns a function that adds up the clipped sums of the microbatches of a batch.
 
     Args:
-      clip_fn: of per-example gradients, a state, parameters and a mask. The function
-        that is returned takes this state first, and returns values and `Sums`.
+      clip_fn: computes `Sums` of per-example gradients, a state, parameters and a mask.
+        The function that is returned takes this state first, and returns values and
+        `Sums`.
       fun: the loss of one example.
       parts: the parts of its arguments.
       has_aux: whether it returns `(loss, aux)`.
       microbatch_size: how many examples are in memory at once.
       method: "factored" or "vmap".
-      expected_size: of a batch without its padding, of which more is left out; by
-        default all rows are examples. See `clipped_grad`.
+      expected_size: the size of a batch without its padding; most padding behind it is
+        skipped. By default all rows are examples. See `clipped_grad`.
     """
     if microbatch_size is not None:
         validate.count(least=1, microbatch_size=microbatch_size)

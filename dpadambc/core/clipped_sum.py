@@ -1,16 +1,16 @@
-"""The clipped sum on its way to the noise: closed, and with the numbers that bound it.
+"""The clipped sum, closed until the noise is added, with the numbers that bound it.
 
 The noise hides one example only in a sum that the example moves no further than the
 mechanism says. A stage between the clip and the noise, noise on a part of the sum, or a
-sum of other numbers would break that. So the arrays of a clipped sum are closed, as
-those of per-example gradients are, and the noise alone opens them, all at once. Two
-static numbers bound the change by one example: the clip norm and the normalizer. Every
-neighboring relation has its sensitivity from these.
+sum of other numbers would break that. So the arrays of a clipped sum are closed, like
+those of per-example gradients, and only the noise opens them, all at once. Two
+static numbers bound the change by one example: the clip norm and the normalizer. They
+give the sensitivity under every neighboring relation.
 
-JAX can index, select and move closed arrays as any others. Two changes of this kind are
-not seen: rows of a parameter's sum in the place of its other rows, and a sum in place
-of that of the same parameter from another clip of the same numbers. (Rows of
-per-example gradients that are taken twice are seen: see `gradient`.)
+JAX can index, select and move closed arrays like any others. Two changes of this kind
+go undetected: rows of a parameter's sum in the place of its other rows, and a sum in
+place of the sum of the same parameter from another clip of the same numbers. (Rows of
+per-example gradients that are taken twice are detected: see `gradient`.)
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ _STATIC += ("number", "num_together")
 )
 @dataclasses.dataclass(frozen=True, repr=False)
 class ClippedSum(Closed):
-    """The clipped sum of one parameter's gradients, which the noise alone opens.
+    """The clipped sum of one parameter's gradients, which only the noise opens.
 
     A pytree node with one array, of the parameter's shape: it crosses `jax.jit`,
     `jax.lax.scan`, donation and shardings. Arithmetic on it is an error, and it has no
@@ -50,13 +50,14 @@ class ClippedSum(Closed):
 
     Attributes:
       closed: the sum over the normalizer, closed. Its shape is the parameter's.
-      shape: of the parameter.
-      dtype: of the sum.
-      l2_clip_norm: C, the bound on the part of one example in all sums together, before
-        the division; None where JAX traces it, or it is another in each step.
+      shape: the shape of the parameter.
+      dtype: the dtype of the sum.
+      l2_clip_norm: C, the bound on the contribution of one example to all sums
+        together, before the division; None where JAX traces it, or where each step has
+        its own.
       normalize_by: B, the divisor of the sum; None where JAX traces it.
       is_masked: whether the clip saw a padding mask, even one that is all False.
-      number: of this sum among those that were clipped together.
+      number: the index of this sum among those that were clipped together.
       num_together: the number of sums that were clipped together.
     """
 
@@ -78,7 +79,7 @@ class ClippedSum(Closed):
         return open_array(self.closed, self.dtype)
 
     def plus(self, other: "ClippedSum") -> "ClippedSum":
-        """The sum with that of *other examples* of the same batch.
+        """Adds the sum over *other examples* of the same batch.
 
         Args:
           other: the sum of the same parameter, clipped to the same norm and divided by
@@ -87,7 +88,7 @@ class ClippedSum(Closed):
 
         Raises:
           TypeError: if the other is no clipped sum.
-          ValueError: if it is of another parameter, or of other numbers.
+          ValueError: if it is the sum of another parameter, or of other numbers.
         """
         if not isinstance(other, ClippedSum):
             raise TypeError(f"Expected other as a ClippedSum, got {type(other)}.")
@@ -98,14 +99,14 @@ class ClippedSum(Closed):
         return one._with(self.value + other.value)
 
     def sum_over(self, axis_name: Any) -> "ClippedSum":
-        """The sum over the devices along axes of a `jax.shard_map`.
+        """Sums over the devices along axes of a `jax.shard_map`.
 
         Args:
-          axis_name: of the mesh; each device along it has examples of its own.
+          axis_name: an axis of the mesh; each device along it has examples of its own.
 
         Raises:
-          ValueError: if all devices along an axis have one sum, which would count each
-            example once for each device.
+          ValueError: if all devices along an axis have the same sum, which would count
+            each example once for each device.
         """
         of_examples = arrays.shard_map_axes() - arrays.invariant_axes(self.value)
         if wrong := set(jax.tree.leaves(axis_name)) - of_examples:
@@ -125,13 +126,13 @@ def close_sums(
     *,
     is_masked: bool,
 ) -> optax.Updates:
-    """A tree of arrays as clipped sums, in at least float32.
+    """Wraps a tree of arrays as clipped sums, in at least float32.
 
     Args:
       sums: the arrays.
-      l2_clip_norm: as of `ClippedSum`, or traced.
-      normalize_by: as of `ClippedSum`, or traced.
-      is_masked: as of `ClippedSum`.
+      l2_clip_norm: C of `ClippedSum`; it may be traced.
+      normalize_by: B of `ClippedSum`; it may be traced.
+      is_masked: whether the clip saw a padding mask.
     """
     is_unknown = lambda x: x is None or isinstance(x, core.Tracer)
     known = lambda x: None if is_unknown(x) else float(x)
@@ -153,7 +154,7 @@ def close_sums(
 
 
 def materialize(gradients: optax.Updates) -> optax.Updates:
-    r"""Per-example gradients or clipped sums as arrays, to look at: *not private*.
+    r"""Opens per-example gradients or clipped sums, to look at: *not private*.
 
     Args:
       gradients: a tree with the output of `per_example_grad`, `clipped_grad` or
@@ -183,12 +184,12 @@ def materialize(gradients: optax.Updates) -> optax.Updates:
 def open_sums(
     sums: optax.Updates, params: optax.Params | None, mechanism: Any = None
 ) -> optax.Updates:
-    """The arrays of all sums that were clipped together, for the noise.
+    """Opens the arrays of all sums that were clipped together, for the noise.
 
     Args:
       sums: a tree of `ClippedSum`.
-      params: whose shapes they have, if given.
-      mechanism: whose noise it is, or None where its numbers are not known.
+      params: the parameters, whose shapes the sums must have, if given.
+      mechanism: the mechanism of the noise, or None where its numbers are not known.
 
     Raises:
       TypeError: if a leaf is no `ClippedSum`.
@@ -213,7 +214,7 @@ def open_sums(
                 " number or schedule that you account for yourself."
             )
         known = {getattr(mechanism, name, None), *numbers} - {None}
-        # As far apart as float32 tells numbers from each other.
+        # A relative difference of 1e-6 is the rounding of float32.
         if known and not math.isclose(min(known), max(known), rel_tol=1e-6):
             raise ValueError(f"Expected one {name} in clip and noise, got {known}.")
     is_masked = all(leaf.is_masked for leaf in leaves)

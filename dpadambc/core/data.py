@@ -13,13 +13,14 @@ from dpadambc.core.sampling import Batch
 
 
 def is_source(data: Any) -> bool:
-    """Whether the data are a source: examples by their index, and no arrays.
+    """Returns whether the data are a source, which gives an example by its index.
 
-    It has `__len__` and `__getitem__`, such as a `MapDataset` of Grain. The example
-    under an index must be the same each time. Otherwise a step that is repeated after
+    A source has `__len__` and `__getitem__`, such as a `MapDataset` of Grain. The
+    example at an index must be the same each time. Otherwise a step that is repeated
+    after
     an interruption would add its noise to another gradient. Augmentation belongs in the
-    loss; see `with_augmentations`. A person must be under one index alone: in a data
-    set that is repeated, or has several rows of one person, the guarantee is for a row.
+    loss; see `with_augmentations`. A person must be at one index alone: in a data set
+    that is repeated, or has several rows of one person, the guarantee is for a row.
     """
     if isinstance(data, tuple | list | Mapping | np.ndarray | jax.Array):
         return False
@@ -30,13 +31,13 @@ def is_source(data: Any) -> bool:
 
 
 def arguments(examples: Any) -> tuple[Any, ...]:
-    """The arguments of the loss: a dictionary is one."""
+    """Returns the arguments of the loss; a dictionary is one argument."""
     examples = leaves.with_dictionaries(examples)
     return examples if isinstance(examples, tuple) else (examples,)
 
 
 def num_examples(data: Any) -> int:
-    """The number of examples, the same in every array."""
+    """Returns the number of examples, the same in every array."""
     if is_source(data):
         sizes = {(len(data),)}
     elif isinstance(data, tuple | Mapping):
@@ -60,7 +61,7 @@ def num_examples(data: Any) -> int:
 
 
 def one_example(data: Any) -> tuple[Any, ...]:
-    """The arguments of the loss for one example, arrays or shapes."""
+    """Returns the arguments of the loss for one example, arrays or shapes."""
     if is_source(data):
         example = arguments(data[0])
         leaves.check(**{"data[i]": example})
@@ -77,7 +78,7 @@ class Fetched(NamedTuple):
 
 
 def fetch(source: Any, batch: Batch, layout: Layout) -> Fetched:
-    """The examples of a batch from the host: in each process, those it needs."""
+    """Fetches a batch from the host: each process reads only the examples it needs."""
     padding = np.asarray(batch.is_padding_example)
     is_needed = mesh.is_held_here(len(padding), layout) & ~padding
     chosen = np.asarray(batch.indices)[is_needed].tolist()

@@ -22,21 +22,21 @@ from dpadambc.engine import rounding
 
 
 class Stop(Exception):
-    """Raised by a callback to end a run, with a `Result` all the same.
+    """An exception by which a callback ends a run, with a `Result` all the same.
 
-    With checkpoints, the state is saved. When to stop is a choice:
+    With checkpoints, the state is saved. A stop can be public or private:
 
     * If it depends on protected data, such as a loss, no epsilon covers it.
     * If it depends on private parameters, even by their score on public data, epsilon
-      is of *all steps that might have been taken*. That of the steps that were would be
-      too small, for a number of steps that depends on outputs is no public
-      number (Rogers et al. 2016): in a test, delta is 8e-5 where 1e-5 is stated.
+      counts *all steps that might have been taken*. The epsilon of the steps that were
+      taken would be too small, since a number of steps that depends on outputs is not
+      public (Rogers et al. 2016): in a test, delta is 8e-5 where 1e-5 is stated.
     * If it depends on neither, such as a clock or the number of the step, say
-      `Stop(is_public=True)`: epsilon is of the steps that were taken.
+      `Stop(is_public=True)`: epsilon counts the steps that were taken.
 
     Args:
-      *args: of the exception.
-      is_public: whether it depends on nothing that was learned from the data.
+      *args: the arguments of the exception.
+      is_public: whether the stop depends on nothing that was learned from the data.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax
@@ -111,10 +111,10 @@ def fit(  # noqa: C901 - one story, from top to bottom
 ) -> Result:
     """Trains privately: see `training.fit`, which has the arguments and the guarantees.
 
-    `sharding` is that of batches, where it is not that of the data.
+    `sharding` is the sharding of batches, where it differs from that of the data.
     `affordable` proposes a number of steps for a budget. `before_steps` is called once,
-    before the steps are compiled, with the steps taken by a run that is resumed, the
-    step at which this one will end, and its epsilon. `after_steps` is called after each
+    before the steps are compiled, with the steps that a resumed run has taken, the step
+    at which this one will end, and its epsilon. `after_steps` is called after each
     call of the steps, with the fields of a `training.Progress`. `microbatch_size` may
     be a function that returns the step with the size to take.
     """
@@ -142,7 +142,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
         wrt=wrt,
     )
 
-    # Its cost, before the first step.
+    # The cost, before the first step.
     def epsilon_after(steps: int) -> float:
         if earlier is None:
             return mechanism.epsilon(target_delta, iterations=steps)
@@ -160,33 +160,35 @@ def fit(  # noqa: C901 - one story, from top to bottom
             f" {epsilon:.4g} of {iterations} steps. Take fewer steps."
         )
 
-    # Its identity: programs, start and data.
+    # The identity: programs, start and data.
     with mesh.on_mesh(layout):
         traced = _identity.traced_programs(step, params, frozen, data)
     numbers = public_numbers(mechanism)
-    if precision is not None:  # another clip, so that batches are others
+    if precision is not None:  # another clip, so the batches must differ
         numbers["precision"] = str(precision)
     if wrt is not None:
         numbers["wrt"] = modules.names(params, wrt)
     identify = functools.partial(_identity.of_run, numbers, traced, earlier)
     if mesh.spans_processes(layout):
-        # Before they are placed: JAX compares them too, and shows the rows that differ.
+        # Before they are placed: JAX compares placed arrays too, and shows rows that
+        # differ.
         settings = target_delta, iterations, epsilon, steps_per_call
         _identity.compare_processes(identify(params, frozen, data), settings)
         key = keys.the_same_everywhere(key)
 
-    # The first state, or that of a checkpoint.
+    # The first state, or the state of a checkpoint.
     with mesh.on_mesh(layout):
         params, frozen = mesh.placed((params, frozen), layout)
         data = data if is_source else mesh.placed(data, layout)
         identity = identify(params, frozen, data)
-        # As NumPy's words a key is on no device, and the same in several processes.
+        # The words of a key as a NumPy array are on no device, and equal in all
+        # processes.
         words, impl = np.asarray(jax.random.key_data(key)), jax.random.key_impl(key)
         run_digest = _identity.digest(identity)
     programs = Programs(step, num_examples)
     state = programs.start(params, words, run_digest, impl)
     done, planned, least, parts, resumed_from = 0, iterations, 0, (), None
-    name = secrets.token_hex(8)  # of this call: a run counts once
+    name = secrets.token_hex(8)  # the name of this call, so that a run counts once
     if checkpoints is not None and (found := checkpoints.restore(state, identity)):
         state, notes = found
         done = resumed_from = int(state.step)
@@ -215,9 +217,9 @@ def fit(  # noqa: C901 - one story, from top to bottom
         step = microbatch_size(step, num_examples, state, frozen, examples_of)
     if step.microbatch_size != programs.step.microbatch_size:
         programs = Programs(step, num_examples)
-        if resumed_from is None:  # another key of the batches
+        if resumed_from is None:  # the sampling key depends on the microbatch size
             state = programs.start(params, words, run_digest, impl)
-    if resumed_from is None:
+    if resumed_from is None:  # the name of the run is known from before the first step
         save()  # from before the first step on, the name of the run is known
 
     # The steps.
@@ -227,7 +229,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
         done = min(done + (1 if is_source else steps_per_call), iterations)
         steps = programs.steps(state, frozen, examples, iterations=done - before)
         state, seen = steps(state, frozen, examples)
-        state, seen = mesh.settled((state, seen), layout)
+        state, seen = mesh.block_on_cpu((state, seen), layout)
         is_due = checkpoints is not None and checkpoints.is_due(before, done)
         try:
             after_steps(done, iterations, done - before, seen, state, epsilon_after)

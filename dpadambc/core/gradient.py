@@ -6,10 +6,10 @@ its form, through the functions of this file alone.
 
 A clip bounds the change by one example only if nothing has mixed the examples before
 it: `optax.clip_by_global_norm` ahead of it, say, scales all of them by a norm that one
-of them can set. So the arrays of per-example gradients are closed: their bits are those
-of keys of a kind of their own. Keys go through `jax.jit`, `jax.lax.scan`, shardings or
-an index like any array, but JAX has no arithmetic on them, and its errors print their
-kind. A selection of arrays by dtype does not find them either.
+of them can set. So the arrays of per-example gradients are closed: their bits are
+stored as keys of a special kind. Keys go through `jax.jit`, `jax.lax.scan`, shardings
+or an index like any array, but JAX has no arithmetic on them, and its errors print
+their kind. A selection of arrays by dtype does not find them either.
 
 A seal goes with them, with the number of each example. It varies over the axes of a
 `jax.shard_map` along which the examples do. So it shows where a gradient was summed
@@ -41,7 +41,7 @@ def _no_draw(*args: Any) -> Any:
 
 
 def _kinds(name: str, tag: str) -> dict[int, Any]:
-    """The kinds of keys, of one and of two words, that stand for closed arrays."""
+    """Defines the key kinds, of one and two words, that hold closed arrays."""
     functions = dict.fromkeys(("seed", "split", "random_bits", "fold_in"), _no_draw)
     define = functools.partial(jax.extend.random.define_prng_impl, tag=tag, **functions)
     of = lambda words: define(key_shape=(words,), name=f"dpadambc.{name}_{32 * words}")
@@ -53,7 +53,7 @@ OF_SUMS = _kinds("clipped_sum", "of a clipped sum: put add_dp_noise first")
 
 
 def close_array(x: jax.Array, kinds: dict[int, Any] = OF_EXAMPLES) -> jax.Array:
-    """The same bits, in a dtype on which there is no arithmetic; the same shape."""
+    """Wraps the bits of an array in a dtype without arithmetic; the shape stays."""
     if jnp.issubdtype(x.dtype, jnp.floating):
         x = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
     if x.dtype.itemsize == 8:
@@ -63,7 +63,7 @@ def close_array(x: jax.Array, kinds: dict[int, Any] = OF_EXAMPLES) -> jax.Array:
 
 
 def open_array(x: jax.Array, dtype: Any) -> jax.Array:
-    """The array that `close_array` was given, of this dtype."""
+    """Unwraps the array, of this dtype, that `close_array` was given."""
     words, bits = jax.random.key_data(x), 8 * jnp.dtype(dtype).itemsize
     as_integer = f"uint{bits}" if jnp.issubdtype(dtype, jnp.floating) else dtype
     if bits == 64:
@@ -74,7 +74,7 @@ def open_array(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _seal_of(batch_size: int, axes: tuple[str, ...]) -> jax.Array:
-    """A seal of shape (batch,), with other numbers on each device along the axes."""
+    """Makes a seal of shape (batch,), whose numbers differ along the axes."""
     rows = jnp.arange(batch_size, dtype=jnp.uint32)
     if axes:
         rows += batch_size * jax.lax.axis_index(axes).astype(jnp.uint32)
@@ -86,7 +86,7 @@ SEAL_DTYPE = jax.eval_shape(lambda: _seal_of(0, ())).dtype
 
 
 def seals_agree(gradients: optax.Updates) -> jax.Array:
-    """Whether all leaves have the rows of the first one, no row twice; shape ()."""
+    """Returns whether all leaves have the same rows, each once; shape ()."""
     leaves = per_example_leaves(gradients)
     words = [jax.random.key_data(leaf.seal) for leaf in leaves]
     same = [jnp.all(w == words[0]) for w in words[1:]]
@@ -97,7 +97,7 @@ def seals_agree(gradients: optax.Updates) -> jax.Array:
 
 
 class ClosedType(type):
-    """JAX prints the type of a node where another tree has something else."""
+    """The type of `Closed`, whose name JAX prints in an error about two trees."""
 
     advice: ClassVar[str] = ""
 
@@ -147,10 +147,10 @@ class PerExampleGradient(Closed):
     Attributes:
       sealed: the gradients; their arrays are closed, with the examples along axis 0.
       seal: the number of each example; arithmetic breaks it. shape=(batch,).
-      shape: of the parameter, and of the gradient of one example.
-      dtype: of the gradients.
+      shape: the shape of the parameter, and of the gradient of one example.
+      dtype: the dtype of the gradients.
       rule: how the norms are computed; see `dpadambc.explain`.
-      dtypes: of the arrays when they are open.
+      dtypes: the dtypes of the arrays once they are open.
       axes: the axes of a `jax.shard_map` over which the examples vary.
       is_masked: whether a padding mask was applied, even one that is all False.
       num_rows: the number of examples that were sealed, on all devices along `axes`.
@@ -172,7 +172,7 @@ class PerExampleGradient(Closed):
     num_together: int
 
     def open(self, opened: Callable[..., jax.Array] = open_array) -> Gradient:
-        """The gradients with each array as a function of it and of its dtype."""
+        """Applies a function to each array and its dtype, and returns the gradients."""
         arrays, structure = jax.tree.flatten(self.sealed)
         return structure.unflatten(map(opened, arrays, self.dtypes))
 
@@ -182,7 +182,7 @@ class PerExampleGradient(Closed):
         return self.seal.shape[0]
 
     def materialize(self) -> jax.Array:
-        r"""The gradients, shape (batch, \*shape): one for each example."""
+        r"""Returns the gradients, shape (batch, \*shape): one for each example."""
         dense = jax.vmap(lambda grad: grad.dense(rounding.FULL))
         return dense(self.open()).astype(self.dtype)
 
@@ -193,7 +193,7 @@ _C = TypeVar("_C", bound=Closed)
 def closed_leaves(
     tree: optax.Updates, kind: type[_C], params: optax.Params | None
 ) -> list[_C]:
-    """The leaves of a tree, which has to be of one kind, and of these parameters.
+    """Returns the leaves of a tree, all of one kind, and with these parameters' paths.
 
     Raises:
       TypeError: if a leaf is of another type.
@@ -216,17 +216,17 @@ def closed_leaves(
 
 
 def is_per_example(leaf: Any) -> TypeGuard[PerExampleGradient]:
-    """Whether a node of a tree is a `PerExampleGradient`."""
+    """Returns whether a node of a tree is a `PerExampleGradient`."""
     return isinstance(leaf, PerExampleGradient)
 
 
 def per_example_leaves(gradients: optax.Updates) -> list[PerExampleGradient]:
-    """The leaves of a tree."""
+    """Returns the `PerExampleGradient` leaves of a tree."""
     return jax.tree.leaves(gradients, is_leaf=is_per_example)
 
 
 def _once(fun: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """The same function, called once for an array that several gradients share."""
+    """Calls a function once for an array that several gradients share."""
     known: dict[int, tuple[jax.Array, jax.Array]] = {}
 
     def remembered(x: jax.Array, *args: Any) -> jax.Array:
@@ -246,10 +246,10 @@ def seal_gradients(
     """Seals the gradients of several parameters.
 
     Args:
-      gradients: their arrays have the examples along axis 0.
-      shapes: of the parameters, each with a shape and a dtype.
+      gradients: the gradients; their arrays have the examples along axis 0.
+      shapes: the parameters' shapes and dtypes.
       rules: how the norms are computed.
-      axes: of a `jax.shard_map`, over which the examples vary.
+      axes: the axes of a `jax.shard_map` over which the examples vary.
     """
     close = _once(lambda x: close_array(jnp.asarray(x)))
     sizes = [jax.tree.leaves(grad)[0].shape[0] for grad in gradients]
@@ -274,7 +274,7 @@ def seal_gradients(
 def mask_examples(
     gradients: optax.Updates, is_padding_example: jax.Array | None
 ) -> optax.Updates:
-    """The gradients with zero for the examples that are padding, if there is a mask."""
+    """Sets the gradients of padding examples to zero, if there is a mask."""
     if is_padding_example is None:
         return gradients
 
@@ -292,11 +292,11 @@ def mask_examples(
 
 
 def _open(gradients: optax.Updates) -> list[Gradient]:
-    """The gradients with open arrays; shared arrays stay shared.
+    """Opens the arrays of gradients; shared arrays stay shared.
 
-    Between one operation and the next XLA keeps more digits than a dtype has, where it
-    can: the norm would be that of one gradient, and the sum have another. So the clip
-    begins with the numbers that the dtype has, by `engine.rounding.pinned`.
+    XLA may keep more digits between two operations than a dtype has. Then the norm and
+    the sum would be those of different gradients. So the clip begins by rounding the
+    arrays to their dtype, with `engine.rounding.rounded_tree`.
     """
     opened = _once(open_array)
     return [leaf.open(opened) for leaf in per_example_leaves(gradients)]
@@ -305,23 +305,23 @@ def _open(gradients: optax.Updates) -> list[Gradient]:
 def per_example_squared_norms(
     gradients: optax.Updates, precision: rounding.Precision = None
 ) -> jax.Array:
-    """The squared norm of each example over the whole tree, shape (batch,).
+    """Computes the squared norm of each example over the tree, shape (batch,).
 
-    Where products round, it is that of the bound on a term of `weighted_sums` of the
-    same precision; see `engine.rounding`.
+    Where products round, the norm includes a bound on the rounding of `weighted_sums`
+    at the same precision; see `engine.rounding`.
     """
     return rounding.on_device(weighted.squared_norms, precision, _open(gradients))
 
 
 def per_example_norms(gradients: optax.Updates) -> jax.Array:
-    """The L2 norm of each example's gradient over the whole tree, shape (batch,).
+    """Computes the L2 norm of each example's gradient over the tree, shape (batch,).
 
-    The norm that `clip_per_example` uses: in at least float32, and in factored form
-    with an allowance for rounding, so that it is never less than the true norm. These
+    `clip_per_example` uses this norm: it is in at least float32, and in factored form
+    it has an allowance for rounding, so that it is never less than the true norm. These
     norms are *not private*.
 
     Args:
-      gradients: of `per_example_grad` or `as_per_example`.
+      gradients: the output of `per_example_grad` or `as_per_example`.
 
     Returns:
       The norms, in at least float32.
@@ -343,7 +343,7 @@ def weighted_sums(
     are_finite: jax.Array,
     precision: rounding.Precision = None,
 ) -> optax.Updates:
-    """The sum over examples of weight times gradient, in the dtype of the weights.
+    """Sums over examples weight times gradient, in the dtype of the weights.
 
     An example of weight zero contributes exactly zero, whatever it holds: NaN too. See
     `engine.weighted`.
@@ -352,7 +352,7 @@ def weighted_sums(
       gradients: a tree of per-example gradients.
       weights: shape (batch,).
       are_finite: shape (), bool: whether the norms of all examples are finite.
-      precision: of products; see `clip_per_example`.
+      precision: the precision of products; see `clip_per_example`.
     """
     structure = jax.tree.structure(gradients, is_leaf=is_per_example)
     sums = rounding.on_device(

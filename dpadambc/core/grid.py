@@ -11,8 +11,8 @@ with g the power of two for which :math:`2^8 \le \sigma / g < 2^9`.
 *Ideal.* With a real normal number Z, y is a function of :math:`s + \sigma Z` that does
 not depend on the data: post-processing of the Gaussian mechanism, whose epsilon and
 composition hold as they are. g adds at most :math:`g^2 / 12 < 1.3 \cdot 10^{-6}
-\sigma^2` to the variance. So is what comes after: a rounding to the dtype of s, and an
-optimizer.
+\sigma^2` to the variance. Later stages are post-processing too: a rounding to the dtype
+of s, and an optimizer.
 
 *Computed.* Let :math:`u = s / g`, :math:`i = \lfloor u \rfloor` and f = u - i, which
 are exact in float64, and :math:`y = g (i + \lfloor f + \sigma z / g + 1/2 \rfloor)`,
@@ -24,8 +24,8 @@ with z of `core.normals`. A value of y is a cell of z, of width
    (`tests/core/normals_test.py`), and the product and two sums, which round to
    :math:`2^{-53}` of at most :math:`|z| \sigma / g + 2`, less than :math:`4 \cdot
    10^{-15}`.
-2. The words are :math:`2^{128}` equal atoms at equal distances, of which each end of a
-   cell, on each side of zero, moves at most one.
+2. The words are :math:`2^{128}` equal atoms at equal distances. Each end of a cell, on
+   each side of zero, shifts at most one atom.
 
 So the probability :math:`\tilde P` of a cell is that of the ideal, P, within
 :math:`2 e \varphi_{\max} + 4 \cdot 2^{-128}`, where P is at least
@@ -52,8 +52,8 @@ but with probability :math:`\delta_0 = \delta_1 + 4 \cdot 10^{-28} n`, and so is
 
 *Not covered.* The sum: one example may move a float32 sum by some 2e-7 C more than C.
 The generator: its words are taken for random. Noise that steps share (`contrib`): its
-draws are these, and it is released on the grid, but a and the rounding of what its
-state keeps are those of independent noise.
+draws are these, and it is released on the grid, but a and the rounding of its state
+are those of independent noise.
 """
 
 import functools
@@ -66,10 +66,10 @@ from dpadambc.core import arrays, validate
 
 
 def cost_of_bits(num_numbers: float) -> tuple[float, float]:
-    r"""Bounds how far released numbers are from those of real normal numbers.
+    r"""Bounds the log ratio of released probabilities to those of real normal numbers.
 
     Args:
-      num_numbers: of all coordinates in all steps together.
+      num_numbers: the number of all coordinates in all steps together.
 
     Returns:
       a, and the probability :math:`\delta_0` with which the logarithm of the ratio of
@@ -95,11 +95,11 @@ def add_on_grid(
 ) -> jax.Array:
     """Adds noise to a sum, and rounds to the grid of the level.
 
-    Not inlined: `audit` takes it by its name for the addition that it is.
+    Not inlined: `audit` recognizes the addition by the name of this function.
 
     Args:
-      noise: in float64, with `jax.enable_x64`.
-      summed: of any floating dtype.
+      noise: the noise, in float64, with `jax.enable_x64`.
+      summed: the sum, of any floating dtype.
       noise_stddev: the level: a number, or one for each element. A sum with the level 0
         stays as it is.
 
@@ -112,6 +112,6 @@ def add_on_grid(
     units = summed.astype(jnp.float64) / step
     whole = jnp.floor(units)
     rounded = step * (whole + jnp.floor(units - whole + noise / step + 0.5))
-    # A level of NaN, of a state that has lost its key, shows in the noise.
+    # A level of NaN, from a state that has lost its key, must show in the result.
     noised = jnp.where(level > 0, rounded, summed + noise)
     return noised.astype(arrays.at_least_float32(summed.dtype))

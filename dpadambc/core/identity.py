@@ -1,8 +1,8 @@
 """The identity of a run: its public numbers, and checksums of the rest.
 
 Three things rest on it. Batches are drawn by a key that the identity is folded into, so
-that two runs with one key do not draw the same. A checkpoint resumes the run that it is
-of, and no other. And processes that train one model must agree on it.
+that two runs with one key do not draw the same. A checkpoint resumes only the run that
+wrote it. And processes that train one model must agree on it.
 """
 
 import hashlib
@@ -39,16 +39,16 @@ _INCIDENTAL = (
 
 
 def _essence(text: str) -> str:
-    """A text without its line breaks, and without addresses and devices.
+    """Removes line breaks, addresses and devices from a text.
 
-    A space that parts two names stays: it may be all that does.
+    A space between two names stays: it may be the only separator.
     """
     one_line = re.sub(r"\s+", " ", re.sub(_INCIDENTAL, "", text))
     return re.sub(r" ?([\[\](){}]) ?", r"\1", one_line)
 
 
 def of_values(tree: Any) -> str:
-    """A checksum of all numbers in a tree, their shapes and dtypes, on any devices."""
+    """Computes a checksum of numbers, shapes and dtypes of a tree, on any devices."""
     digest = hashlib.sha256(_essence(str(jax.tree.structure(tree))).encode())
     for x in map(jnp.asarray, jax.tree.leaves(tree)):
         digest.update(f"{x.shape} {x.dtype}".encode())
@@ -57,9 +57,9 @@ def of_values(tree: Any) -> str:
 
 
 def of_program(program: jex.ClosedJaxpr) -> str:
-    """A checksum of the operations of a program and every constant in it.
+    """Computes a checksum of the operations of a program and every constant in it.
 
-    It does not depend on the devices: the same program on others differs by rounding.
+    It does not depend on the devices: on others the same program differs by rounding.
     """
     constants = [x for each in programs_in(program) for x in each.consts]
     for equation in equations_in(program):
@@ -71,7 +71,7 @@ def of_program(program: jex.ClosedJaxpr) -> str:
 def traced_programs(
     step: Step, params: Any, frozen: Any, data: Any
 ) -> list[jex.ClosedJaxpr]:
-    """The programs of a run besides its clip and its noise, without devices.
+    """Traces the programs of a run besides its clip and its noise, without devices.
 
     They are the two of the optimizer, the loss of one example, and a schedule of noise.
 
@@ -93,7 +93,7 @@ def traced_programs(
     arguments = params, trained, frozen, _data.one_example(data)
     params, trained, frozen, example = jax.tree.map(shape, arguments)
     wide = jax.eval_shape(lambda tree: jax.tree.map(widen, tree), trained)
-    # New functions: of an old one JAX would find the trace, with what it read then.
+    # New functions: JAX would return the cached trace of an old one, with stale values.
     trace = lambda fun: jax.make_jaxpr(lambda *x: fun(*x), return_shape=True)
     init, state = trace(optimizer.init)(wide)
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
@@ -132,18 +132,18 @@ def traced_programs(
 def of_run(
     numbers: Identity, programs: Sequence[Any], earlier: Any, *values: Any
 ) -> Identity:
-    """The identity of a run before its first step; *secret*.
+    """Returns the identity of a run before its first step; *secret*.
 
     Args:
       numbers: the public numbers of its mechanism.
-      programs: of the optimizer, the loss of one example, and a schedule of noise.
+      programs: the programs of the optimizer, the loss of one example, and a schedule.
       earlier: the spending of earlier runs, which is in the epsilon of this one.
-      *values: parameters, frozen, and data: arrays, or a source, which is known
-        by its length and first example.
+      *values: parameters, frozen, and data: arrays, or a source, identified by its
+        length and first example.
     """
     params, frozen, data = values
     names = {x.primitive.name for each in programs for x in equations_in(each)}
-    # Without names, which are others where a script is run again.
+    # Without names: a script that is run again has new ones.
     runs = [] if earlier is None else earlier.runs
     first = lambda source: leaves.with_dictionaries(source[0])
     spent = [(public_numbers(run.mechanism), run.levels) for run in runs]
@@ -158,7 +158,7 @@ def of_run(
 
 
 def without_iterations(identity: Identity) -> Identity:
-    """The identity of a run that may be extended, also inside another mechanism."""
+    """Removes `iterations` from an identity, also inside another mechanism."""
     return {
         name: without_iterations(x) if isinstance(x, dict) else x
         for name, x in identity.items()
@@ -167,9 +167,9 @@ def without_iterations(identity: Identity) -> Identity:
 
 
 def digest(identity: Identity) -> np.ndarray:
-    """64 bits of an identity, shape (2,), uint32.
+    """Hashes an identity to 64 bits, shape (2,), uint32.
 
-    The number of steps is no part of it: a run may be extended.
+    The number of steps is not part of the hash: a run may be extended.
     """
     return words_of(json.dumps(without_iterations(identity), sort_keys=True))
 
@@ -178,7 +178,7 @@ def digest(identity: Identity) -> np.ndarray:
 
 
 def compare_processes(identity: Identity, settings: Sequence[Any]) -> None:
-    """Raises where the processes of one run are not about to do the same."""
+    """Raises unless the processes of one run are about to do the same."""
     here = digest(identity | {"settings": repr(settings)})
     if (multihost_utils.process_allgather(here) != here).any():
         raise ValueError(

@@ -33,19 +33,19 @@ def the_same_everywhere(key: jax.Array) -> jax.Array:
 
 
 def of_domain(key: jax.Array, name: str) -> jax.Array:
-    """A key for one purpose, apart from the other uses of the caller's key."""
+    """Derives a key for one purpose, distinct from other uses of the caller's key."""
     return jax.random.fold_in(key, zlib.crc32(f"dpadambc.{name}".encode()))
 
 
 def words_of(text: str) -> np.ndarray:
-    """64 bits of a text, shape (2,), uint32."""
+    """Hashes a text to 64 bits, shape (2,), uint32."""
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
 
 
 def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
     """Makes a key of a key and two words, such as a checksum.
 
-    Of the default kind and of ChaCha by one application of the block function, which
+    Keys of the default kind and of ChaCha take one call of the block function, which
     takes two words; `jax.random.fold_in` takes one at a time, with zero for the other.
     """
     words = jnp.asarray(words, jnp.uint32)
@@ -61,13 +61,13 @@ def folded_in(key: jax.Array, words: jax.typing.ArrayLike) -> jax.Array:
 
 
 def of_example(key: jax.Array, example: Any) -> jax.Array:
-    """A key for an example of a batch: equal bits have equal keys.
+    """Derives a key for an example of a batch; equal bits give equal keys.
 
-    It does not depend on the place in the batch. Otherwise one example more would
-    change the keys of those behind it, and with them all their gradients.
+    It does not depend on the position in the batch. Otherwise one more example would
+    change the keys of all examples behind it, and with them their gradients.
 
-    It is of the default kind. From keys of kind "rbg", JAX draws in a way that depends
-    on what else `jax.vmap` maps over, and a loss needs no cipher.
+    The key is of the default kind. From keys of kind "rbg", JAX draws in a way that
+    depends on the other operands of `jax.vmap`, and a loss needs no cipher.
     """
     if jax.random.key_impl(key) != _DEFAULT:
         words = checksum(jax.random.key_data(key))
@@ -76,10 +76,10 @@ def of_example(key: jax.Array, example: Any) -> jax.Array:
 
 
 def of_leaves(key: jax.Array, tree: Any) -> jax.Array:
-    """A key for each leaf of a tree, shape (number of leaves,).
+    """Derives a key for each leaf of a tree, shape (number of leaves,).
 
-    Distinct by position and by path. The position tells the leaves of one tree apart
-    for certain. The path does so across the parts of `optax.multi_transform`, where
+    Keys are distinct by position and by path. The position separates the leaves of one
+    tree with certainty. The path separates the parts of `optax.multi_transform`, where
     each part counts from zero and all may have been given the same key.
     """
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
@@ -110,15 +110,15 @@ def _(axis_size, are_batched, key, leaves):
 
 
 def of_one_run(key: jax.Array, tree: Any) -> jax.Array:
-    """The key itself; an error where `jax.vmap` maps over the tree and not the key."""
+    """Returns the key; raises where `jax.vmap` maps over the tree and not the key."""
     leaves = jax.tree.leaves(jax.lax.stop_gradient(tree))
-    # `jax_debug_key_reuse` takes a key for used by a function that it does not know.
+    # A function unknown to `jax_debug_key_reuse` would mark the key as used.
     return jax.random.clone(_of_one_run(jax.random.clone(key), leaves))
 
 
 @jax.jit
 def checksum(tree: Any) -> jax.Array:
-    """64 bits of all numbers in a tree, their positions and the order of the leaves.
+    """Hashes the numbers of a tree, their positions and the order of leaves to 64 bits.
 
     Wrapping integer sums do not depend on the order of the additions, so no sharding
     changes the checksum. Shapes and dtypes are not part of it. Where the replicas of
@@ -133,7 +133,7 @@ def checksum(tree: Any) -> jax.Array:
 
 
 def _words(x: Any) -> jax.Array:
-    """The bits of an array, with a number of at most 32 of them in each element."""
+    """Returns the bits of an array, at most 32 of them in each element."""
     x = jax.lax.stop_gradient(jnp.asarray(x))
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
@@ -147,10 +147,10 @@ def _words(x: Any) -> jax.Array:
 
 
 def _sums(words: jax.Array) -> jax.Array:
-    """Two sums over words that are mixed with their positions.
+    """Computes two sums over words that are mixed with their positions.
 
     The first adds the finalizer of MurmurHash3, after which each bit depends on all.
-    The second adds a product, so that two words that change places show too.
+    The second adds a product, so that it detects two words that change places.
     """
     place = arrays.positions(words.shape) * _GOLDEN + _GOLDEN
     mixed = words ^ place
@@ -158,16 +158,16 @@ def _sums(words: jax.Array) -> jax.Array:
     mixed = (mixed ^ mixed >> 13) * _SECOND
     mixed ^= mixed >> 16
     product = mixed * (mixed >> 16 ^ place)
-    # Both in one pass over memory, which on a CPU takes all threads.
+    # Both sums in one pass over memory, which on a CPU uses all threads.
     add = lambda x, y: (x[0] + y[0], x[1] + y[1])
     zeros = np.uint32(0), np.uint32(0)
     return jnp.stack(jax.lax.reduce((mixed, product), zeros, add, range(words.ndim)))
 
 
 def _agreed(checksum: jax.Array) -> jax.Array:
-    """The checksum of the first device, since replicas may differ in a last bit.
+    """Returns the first device's checksum, since replicas may differ in a last bit.
 
-    Each device puts its own in its part of a vector that is split over all of them.
+    Each device writes its own to its entry of a vector that is split over all devices.
     """
     mesh = jax.typeof(checksum).sharding.mesh
     for axes, split in (

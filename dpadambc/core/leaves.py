@@ -1,8 +1,8 @@
-"""The leaves of a tree of data: which JAX takes, and how a message shows one.
+"""The leaves of a tree of data: checks that JAX takes them, and safe messages.
 
 JAX shows a value that it does not take in its error, with the rows of the people whom
-the library protects. So data are looked at before they come to JAX, and a message of
-the library has a path, a type and a dtype, and no number of an array.
+the library protects. So data are checked before JAX sees them, and a message of the
+library has a path, a type and a dtype, and no number of an array.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def is_batched(data: Any) -> bool:
 
 
 def not_data(data: Any, got: str) -> str:
-    """The message about data of another form than `fit` takes."""
+    """Returns the message about data of another form than `fit` takes."""
     advice = (
         "Give tables by to_numpy(), lists by np.asarray, and examples of several"
         " lengths padded to one."
@@ -61,7 +61,7 @@ def not_data(data: Any, got: str) -> str:
 
 
 def _type_of(argument: Any) -> str:
-    """The dtype and the shape of one array, and of a tree its kind and theirs."""
+    """Describes an array by dtype and shape, and a tree by its type and leaves."""
     types = [str(jax.typeof(x)) for x in jax.tree.leaves(argument)]
     if jax.tree_util.all_leaves([argument]):
         return types[0]
@@ -70,7 +70,7 @@ def _type_of(argument: Any) -> str:
 
 
 def _remedy(error: Exception) -> str:
-    if isinstance(error, NameError) and error.name is None:  # of JAX, for an axis
+    if isinstance(error, NameError) and error.name is None:  # an unknown axis
         return (
             "It has a collective over a batch, as BatchNorm(axis_name=...) has: take"
             " GroupNorm, LayerNorm or fixed statistics."
@@ -97,8 +97,8 @@ def explained_call(arguments: Sequence[Any]) -> Iterator[None]:
         raise
 
 
-def shown(value: Any) -> str:
-    """A value in a message: a number or a name, and of anything else its kind."""
+def summary(value: Any) -> str:
+    """Describes a value in a message: a number or a name, else its type."""
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())
     if dtype is not None and shape != ():
         return f"an array of dtype {dtype} and shape {shape}"
@@ -109,7 +109,7 @@ def shown(value: Any) -> str:
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether JAX takes a leaf; of an array of NumPy it is asked for the dtype."""
+    """Returns whether JAX takes a leaf; it inspects only the dtype of a NumPy array."""
     try:
         is_numpy = isinstance(leaf, np.ndarray)
         found = jax.typeof(np.empty_like(leaf, shape=0) if is_numpy else leaf)
@@ -119,7 +119,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def check(**named: Any) -> None:
-    """Raises unless the leaves of trees are arrays, or numbers, as JAX takes them."""
+    """Raises unless the leaves of trees are arrays, or numbers, that JAX takes."""
     for name, tree in named.items():
         of_data = lambda x, name=name: x is None and name.startswith("data")
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree, is_leaf=of_data):
@@ -135,9 +135,9 @@ def check(**named: Any) -> None:
 
 
 def with_dictionaries(tree: Any) -> Any:
-    """The tree with mappings as dictionaries, where JAX knows no tree in them.
+    """Replaces mappings that JAX does not take as trees by dictionaries.
 
-    A tokenizer returns a `UserDict`, `np.load` another mapping.
+    A tokenizer returns a `UserDict`, and `np.load` another mapping.
     """
     if not isinstance(tree, tuple | list | Mapping):
         return tree
@@ -147,10 +147,10 @@ def with_dictionaries(tree: Any) -> Any:
 
 
 def stacked(rows: Sequence[Any]) -> Any:
-    """Examples as one tree of arrays, with the examples along axis 0.
+    """Stacks examples to one tree of arrays, with the examples along axis 0.
 
     Raises:
-      TypeError: if they hold something else than numbers.
+      TypeError: if they hold anything but numbers.
       ValueError: if they differ in structure or shapes.
     """
     rows = [with_dictionaries(row) for row in rows]
@@ -169,7 +169,7 @@ def stacked(rows: Sequence[Any]) -> Any:
                 " Pad them to one length."
             )
         values = np.stack(leaves)
-        check(**{place: values})  # of whole numbers that are too large, objects
+        check(**{place: values})  # integers that are too large become objects
         return values
 
     return jax.tree_util.tree_map_with_path(column, *rows)

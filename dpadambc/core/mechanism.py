@@ -2,7 +2,7 @@
 
 Noise, correction, sampler and accountant all read it, so they cannot disagree. There is
 one abstract class with two abstract methods, the event of its steps and the draw of a
-batch. All that follows from them is final, so no way of sampling can weaken it. Only
+batch. Everything derived from them is final, so no sampling method can weaken it. Only
 `contrib` has other noise: it overrides `noise_stddev`, `add_noise` or
 `private_gradient`, and vouches for its event.
 
@@ -45,7 +45,7 @@ from dpadambc.core.clip import (
     clipped_sums,
 )
 from dpadambc.core.clipped_sum import close_sums, open_sums
-from dpadambc.core.leaves import shown
+from dpadambc.core.leaves import summary
 from dpadambc.core.noise import add_dp_noise
 from dpadambc.core.sampling import Batch, padded, poisson_batch
 
@@ -58,12 +58,12 @@ class PrivateGradient(NamedTuple):
     """The two halves of a private gradient, which share a state.
 
     Attributes:
-      init: the state, of the parameters.
-      clip: of per-example gradients, the state, the parameters, the padding mask and
-        the `precision` of products, the `clip.Sums` over the examples. Those of
-        microbatches add up.
-      add_noise: of these sums, the state and the parameters, the private gradient and
-        the next state.
+      init: returns the state for the parameters.
+      clip: computes the `clip.Sums` over the examples from per-example gradients, the
+        state, the parameters, the padding mask and the `precision` of products. Those
+        of microbatches add up.
+      add_noise: returns the private gradient and the next state from these sums, the
+        state and the parameters.
     """
 
     init: optax.TransformInitFn
@@ -81,10 +81,10 @@ def scaled_multiplier(
 
 
 class Mechanism(abc.ABC):
-    """Adds Gaussian noise to the clipped sum in every step: its numbers, its epsilon.
+    """A Gaussian mechanism on the clipped sum of every step: numbers and epsilon.
 
     Subclasses are frozen dataclasses with the fields annotated here, which define
-    `_event` and `_draw`. `dpadambc.Mechanism` adds the ways to make one.
+    `_event` and `_draw`. `dpadambc.Mechanism` adds constructors.
     """
 
     l2_clip_norm: float  # C, the bound on one example's gradient norm
@@ -97,19 +97,19 @@ class Mechanism(abc.ABC):
     # The relations that privacy can be stated for, each with the accountants that can
     # read the events, the tightest first.
     relations: ClassVar[Mapping[NeighboringRelation, tuple[Accountant, ...]]]
-    # Whether a batch is independent of all others. Then each step is drawn with a key
-    # of its own. It is False unless a class says so.
+    # Whether a batch is independent of all others, so that each step can be drawn with
+    # a key of its own. False unless a class sets it.
     draws_steps_alone: ClassVar[bool] = False
-    # Whether the noise of a step is independent of that of any other.
+    # Whether the noise of a step is independent of the noise of every other step.
     has_independent_noise: ClassVar[bool] = True
 
     def __init_subclass__(cls):
-        # A draw of its own may depend on others, whatever that of its base does.
+        # A new `_draw` may depend on other steps, whatever that of its base class does.
         if "_draw" in vars(cls) and "draws_steps_alone" not in vars(cls):
             cls.draws_steps_alone = False
 
     def __post_init__(self):
-        # Python's numbers in place of arrays, which have no hash.
+        # Python numbers in place of arrays, which have no hash.
         for name in (x.name for x in dataclasses.fields(cast(Any, self)) if x.init):
             number = validate.python_number(**{name: getattr(self, name)})
             object.__setattr__(self, name, number)
@@ -128,31 +128,32 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """So many steps at one level of noise.
+        """Returns the event of `steps` steps at one noise level.
 
         Args:
-          steps: how many, at least one, from the first on.
-          noise_multiplier: of these steps, over the sensitivity.
+          steps: the number of steps, at least one, from the first on.
+          noise_multiplier: the noise of these steps over the sensitivity.
         """
 
     @abc.abstractmethod
     def _draw(self, key: jax.Array, step: int | jax.Array, num_examples: int) -> Batch:
-        """The batch of a step, on the device.
+        """Draws the batch of a step, on the device.
 
         Args:
-          key: of the step where the mechanism `draws_steps_alone`, else of the run.
+          key: the key of the step where the mechanism `draws_steps_alone`, else of the
+          run.
           step: counted from 0; it may be traced.
           num_examples: the size of the data set; static.
         """
 
     @property
     def pads_batches(self) -> bool:
-        """Whether a batch can have padding, so that the clip must be told of it."""
+        """Whether a batch can have padding, so that the clip needs its mask."""
         return True
 
     @property
     def terms_per_unit(self) -> int:
-        """How many clipped terms one unit of privacy is in: one, for an example."""
+        """The number of clipped terms with one unit of privacy: one for an example."""
         return 1
 
     def _check_loss(self, loss: Any, example: Any) -> None:
@@ -182,30 +183,31 @@ class Mechanism(abc.ABC):
     @property
     @final
     def known_batch_size(self) -> int | None:
-        """The most examples that a step draws, where the epsilon is for so many."""
+        """The largest batch that the epsilon is for, where it is for a given size."""
         return getattr(self, "batch_size", None)
 
     @property
     @final
     def accountants(self) -> tuple[Accountant, ...]:
-        """Those that can read the events under this relation, the tightest first."""
+        """The accountants of this relation's events, the tightest first."""
         return self.relations[self.neighboring_relation]
 
     @property
     @final
     def sensitivity(self) -> float:
-        """L2 sensitivity of the clipped sum after division by `normalize_by`.
+        """The L2 sensitivity of the clipped sum after division by `normalize_by`.
 
-        A term that becomes another moves the sum by 2 C, and one that goes by C.
+        A term that is replaced moves the sum by 2 C, and a term that is removed by C.
         """
         goes = self.neighboring_relation != _REPLACE
         return (2 * self.terms_per_unit - goes) * self.l2_clip_norm / self.normalize_by
 
     @property
     def noise_stddev(self) -> float | optax.Schedule:
-        """Standard deviation of the noise in the gradient that Adam sees.
+        """The standard deviation of the noise in the gradient that Adam sees.
 
-        The noise multiplier times the sensitivity, a schedule if the multiplier is one.
+        It is the noise multiplier times the sensitivity, a schedule if the multiplier
+        is one.
         Give this value, or the mechanism, to `add_dp_noise` and to `scale_by_adam_bc`.
         """
         return scaled_multiplier(self.noise_multiplier, self.sensitivity)
@@ -225,7 +227,7 @@ class Mechanism(abc.ABC):
           key: a typed key for the noise; a new one for each run.
 
         Returns:
-          `add_dp_noise` of the mechanism, except where its noise is correlated. Any of
+          `add_dp_noise` of the mechanism, except where its noise is correlated. Each of
           them refuses a sum of other numbers, or without a mask where batches are
           padded.
         """
@@ -260,7 +262,7 @@ class Mechanism(abc.ABC):
             return clipped_sums(gradients, params, *numbers, rule, **extra_args)
 
         def noise_fn(sums, state, params=None):
-            # `privatize` and `Step` ask for the mask.
+            # `privatize` and `Step` check for the mask.
             closed = close_sums(sums.gradient, *numbers, is_masked=True)
             return noise.update(closed, state, params)
 
@@ -270,17 +272,18 @@ class Mechanism(abc.ABC):
     def sample_step(
         self, run_key: jax.Array, step: int | jax.Array, *, num_examples: int
     ) -> Batch:
-        """The batch of a step of a run, inside `jax.jit` and `jax.lax.scan`.
+        """Returns the batch of a step of a run, inside `jax.jit` and `jax.lax.scan`.
 
         Args:
           run_key: a typed key, secret, and *the same for all steps* of one run.
-          step: of the run, counted from 0; it may be traced. A Python or NumPy number
-            is checked; one on a device is not waited for.
+          step: a step of the run, counted from 0; it may be traced. A Python or NumPy
+            number is checked; a number on a device is not.
           num_examples: the size of the data set; static.
 
         Returns:
-          A `Batch` of static size. On a mesh with axes of type Explicit, of the key or
-          set by `jax.set_mesh`, its devices divide the size of a batch with padding.
+          A `Batch` of static size. If the key, or `jax.set_mesh`, has a mesh with
+          Explicit axes, the number of its devices divides the size of a batch with
+          padding.
 
         Raises:
           TypeError: if `run_key` is not a typed key.
@@ -302,25 +305,26 @@ class Mechanism(abc.ABC):
         """
         validate.typed_key(run_key=run_key)
         self._check_size(num_examples)
-        is_on_device = isinstance(step, jax.Array)  # to read it is to wait for it
+        is_on_device = isinstance(step, jax.Array)  # reading it would wait for it
         seen = step if is_on_device else np.asarray(step)
         is_number = seen.ndim == 0 and jnp.issubdtype(seen.dtype, jnp.integer)
         if not is_number or not (is_on_device or 0 <= step < self.iterations):
             raise ValueError(
                 f"Expected step to be a whole number below {self.iterations}, got"
-                f" {shown(step)}. To go on, make the mechanism with more iterations."
+                f" {summary(step)}. To go on, make the mechanism with more iterations."
             )
         alone = self.draws_steps_alone
         key = jax.random.fold_in(run_key, step) if alone else run_key
         batch = self._draw(key, step, num_examples)
         if self.pads_batches:
             batch = padded(batch, mesh.num_explicit_devices(run_key))
-        # It differs between devices where the key does: JAX forgets it in a sort.
+        # The batch differs between devices where the key does, which a sort in JAX
+        # loses.
         return make_varying(batch, varying_axes(run_key))
 
     @final
     def batches(self, key: jax.Array, *, num_examples: int) -> Iterator[Batch]:
-        """The batches of all steps as NumPy arrays: the draws of `sample_step`.
+        """Returns the batches of all steps as NumPy arrays: the draws of `sample_step`.
 
         Args:
           key: a typed key, secret, and a fresh one for each run.
@@ -348,7 +352,7 @@ class Mechanism(abc.ABC):
 
     @final
     def dp_event(self, iterations: int | None = None) -> dp_accounting.DpEvent:
-        """The run as a dp-accounting event.
+        """Returns the run as a dp-accounting event.
 
         The noise multiplier of a Gaussian is in units of the clip norm, as the
         accountants of `accounting` and dp-accounting's PLD accountant read it. Under
@@ -378,7 +382,7 @@ class Mechanism(abc.ABC):
         accountant: Accountant | None = None,
         num_examples: int | None = None,
     ) -> float:
-        """The epsilon spent.
+        """Returns the epsilon spent.
 
         Args:
           target_delta: the delta that goes with it, in (0, 1).
@@ -395,8 +399,8 @@ class Mechanism(abc.ABC):
 
         Raises:
           TypeError: for another accountant.
-          ValueError: for one that cannot account for the sampling under the neighboring
-            relation, or a delta outside (0, 1).
+          ValueError: if the accountant cannot account for the sampling under the
+            neighboring relation, or delta is outside (0, 1).
         """
         check_delta(target_delta, num_examples or self.known_size)
         accountants = (accountant,) if accountant else self.accountants

@@ -1,13 +1,13 @@
-"""Where the arrays of a run lie on a mesh of devices: no number depends on it.
+"""The shardings of a run on a mesh of devices: no number depends on them.
 
 The compiler partitions a step that is written for one device. Examples are split along
 axis 0. A step uses parameters that are replicated over the axes of the examples, and
 the sum of the gradients has the shardings of the parameters.
 
-On a mesh with Explicit axes each array has its sharding in its type. Per-example
-gradients say nothing of shardings, so they are computed with these axes as Auto ones,
-and given a sharding at the end: gradients of examples that of the examples, sums that
-of the parameters.
+On a mesh with Explicit axes the type of each array has its sharding. Per-example
+gradients declare no shardings, so they are computed with these axes as Auto ones, and
+given a sharding at the end: that of the examples for gradients of examples, and that of
+the parameters for sums.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class Layout(NamedTuple):
       mesh: its devices, with axes of type Auto.
       axes: the axes along which examples are split.
       params: the spec of each parameter.
-      trained: those of the parameters that are trained.
+      trained: the specs of the parameters that are trained.
     """
 
     mesh: Mesh | None = None
@@ -40,55 +40,55 @@ class Layout(NamedTuple):
 
 
 def named_sharding(sharding: Any) -> NamedSharding | None:
-    """A sharding on a mesh of devices; None for any other."""
+    """Returns a sharding on a mesh of devices, and None for any other."""
     is_named = isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, Mesh)
     return sharding if is_named else None
 
 
 def sharding_of(x: Any) -> NamedSharding | None:
-    """The sharding of an array on a mesh, or None."""
+    """Returns the sharding of an array on a mesh, or None."""
     return named_sharding(getattr(x, "sharding", None))
 
 
 def spec_of(x: Any) -> PartitionSpec:
-    """The spec of an array; one on no mesh is replicated."""
+    """Returns the spec of an array; an array on no mesh is replicated."""
     sharding = sharding_of(x)
     return PartitionSpec() if sharding is None else sharding.spec
 
 
 def with_auto_axes(mesh: Any) -> Mesh:
-    """The mesh with axes of type Auto, over which the compiler partitions."""
+    """Returns the mesh with axes of type Auto, over which the compiler partitions."""
     kinds = (AxisType.Auto,) * len(mesh.axis_names)
     return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
 
 
 def axes_of(part: Any) -> tuple[str, ...]:
-    """The axes of the mesh in an entry of a spec."""
+    """Returns the axes of the mesh in an entry of a spec."""
     return part if isinstance(part, tuple) else () if part is None else (part,)
 
 
 def num_shards(layout: Layout) -> int:
-    """The number of shards of a batch."""
+    """Returns the number of shards of a batch."""
     if layout.mesh is None:
         return 1
     return math.prod(layout.mesh.shape[name] for name in layout.axes)
 
 
 def spans_processes(layout: Layout) -> bool:
-    """Whether the devices of the mesh are of several processes."""
+    """Returns whether the devices of the mesh belong to several processes."""
     devices = () if layout.mesh is None else layout.mesh.devices.flat
     return len({device.process_index for device in devices}) > 1
 
 
 def shardings_of(tree: Any) -> list[NamedSharding]:
-    """Of the arrays of a tree that are on a mesh."""
+    """Returns the shardings of the arrays of a tree that are on a mesh."""
     return [s for s in map(sharding_of, jax.tree.leaves(tree)) if s is not None]
 
 
 def layout_of(
     params: Any, others: Any, batches: Sequence[NamedSharding], wrt: Any = None
 ) -> Layout:
-    """The layout that arrays have been placed in.
+    """Returns the layout that arrays have been placed in.
 
     Args:
       params: the parameters.
@@ -119,7 +119,7 @@ def layout_of(
 
 
 def is_held_here(size: int, layout: Layout) -> np.ndarray:
-    """Which rows of a batch the devices of this process hold, shape (size,)."""
+    """Returns which rows of a batch the devices of this process hold, shape (size,)."""
     if not layout.axes:
         return np.ones(size, bool)
     is_held = np.zeros(size, bool)
@@ -130,7 +130,7 @@ def is_held_here(size: int, layout: Layout) -> np.ndarray:
 
 
 def split_on_host(rows: np.ndarray, layout: Layout) -> Any:
-    """An array of the host, each device with some of its rows."""
+    """Shards an array of the host along axis 0."""
     if not layout.axes:
         return rows
     sharding = named(layout, PartitionSpec(layout.axes))
@@ -143,13 +143,13 @@ def on_mesh(layout: Layout) -> contextlib.AbstractContextManager[Any]:
 
 
 def named(layout: Layout, spec: PartitionSpec) -> NamedSharding:
-    """A sharding on the mesh."""
+    """Returns a sharding on the mesh."""
     assert layout.mesh is not None
     return NamedSharding(layout.mesh, spec)
 
 
 def placed(tree: Any, layout: Layout) -> Any:
-    """Arrays on the devices of a run: those on no mesh are replicated."""
+    """Places arrays on the devices of a run; those on no mesh are replicated."""
     if layout.mesh is None:
         return jax.device_put(tree)
     shardings = jax.tree.map(lambda x: named(layout, spec_of(x)), tree)
@@ -159,7 +159,7 @@ def placed(tree: Any, layout: Layout) -> Any:
 def constrained(
     tree: Any, layout: Layout, specs: PartitionSpec | Sequence[PartitionSpec]
 ) -> Any:
-    """The tree with the shardings of one spec, or of one for each leaf."""
+    """Constrains the tree to the shardings of one spec, or of one for each leaf."""
     if layout.mesh is None:
         return tree
     leaves, structure = jax.tree.flatten(tree)
@@ -169,17 +169,17 @@ def constrained(
 
 
 def split(tree: Any, layout: Layout) -> Any:
-    """Arrays of examples, each device with some of them."""
+    """Shards arrays of examples along axis 0."""
     return constrained(tree, layout, PartitionSpec(layout.axes))
 
 
 def replicated(tree: Any, layout: Layout) -> Any:
-    """The tree on every device."""
+    """Replicates the tree on every device."""
     return constrained(tree, layout, PartitionSpec())
 
 
 def gathered_specs(layout: Layout) -> list[PartitionSpec]:
-    """The specs of parameters that are replicated over the axes of the examples.
+    """Returns the specs of parameters replicated over the axes of the examples.
 
     Otherwise the compiler may shard the features of a layer instead of its examples,
     and every device would hold the factors of the whole batch.
@@ -189,7 +189,7 @@ def gathered_specs(layout: Layout) -> list[PartitionSpec]:
 
 
 def state_specs(state: Any, layout: Layout) -> list[PartitionSpec]:
-    """The specs of a state: moments have those of the parameters that they are like.
+    """Returns the specs of a state, with those of the parameters for their moments.
 
     A leaf whose path ends in that of a parameter of the same shape gets its spec; the
     others are replicated. Attributes of a module are keys of its state. (A wrong guess
@@ -211,8 +211,8 @@ def state_specs(state: Any, layout: Layout) -> list[PartitionSpec]:
     return [spec_of(*each) for each in jax.tree_util.tree_leaves_with_path(state)]
 
 
-def settled(tree: Any, layout: Layout) -> Any:
-    """The arrays, waited for where the devices of a mesh share a pool of threads.
+def block_on_cpu(tree: Any, layout: Layout) -> Any:
+    """Blocks until the arrays are ready where devices share a pool of threads.
 
     On CPU the programs in flight can take all threads before each device has one, and
     XLA ends the process where a device waits for the others for long.
@@ -226,9 +226,9 @@ def _sharding(x: Any) -> Any:
 
 
 def num_explicit_devices(tree: Any) -> int:
-    """The number of devices along the Explicit axes of the mesh that arrays are on.
+    """Returns the number of devices along the Explicit axes of the arrays' mesh.
 
-    It is that of the mesh of `jax.set_mesh` where they are on none.
+    Arrays on no mesh have the mesh of `jax.set_mesh`.
     """
     found = [_sharding(x) for x in jax.tree.leaves(tree)]
     meshes = [jax.sharding.get_abstract_mesh(), *(x.mesh for x in found if x)]
@@ -236,10 +236,11 @@ def num_explicit_devices(tree: Any) -> int:
 
 
 def sharding_of_rows(x: Any, size: int) -> NamedSharding | None:
-    """The sharding of so many rows of an array: that in its type, or None.
+    """Returns the sharding of `size` rows of an array, by its type, or None.
 
     Raises:
-      ValueError: if axis 0 is split over a number of devices that does not divide them.
+      ValueError: if axis 0 is split over a number of devices that does not divide
+      `size`.
     """
     sharding = _sharding(x)
     if sharding is None or not any(part is not None for part in sharding.spec):
@@ -255,7 +256,7 @@ def sharding_of_rows(x: Any, size: int) -> NamedSharding | None:
 
 
 def spec_of_examples(batches: Any) -> PartitionSpec:
-    """The partition of axis 0 of the batches."""
+    """Returns the partition of axis 0 of the batches."""
     for x in jax.tree.leaves(batches):
         sharding = _sharding(x)
         if sharding is not None and len(sharding.spec) and sharding.spec[0] is not None:
@@ -264,7 +265,7 @@ def spec_of_examples(batches: Any) -> PartitionSpec:
 
 
 def specs_of(params: Any) -> Any:
-    """The partition of each parameter."""
+    """Returns the partition of each parameter."""
     spec = lambda x: getattr(_sharding(x), "spec", PartitionSpec())
     return jax.tree.map(spec, params)
 

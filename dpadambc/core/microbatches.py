@@ -9,20 +9,20 @@ import jax
 import jax.numpy as jnp
 from optax.microbatching import AccumulationType, microbatch
 
-# The rows beyond the expected size of a batch are cut into so many parts: of a binomial
-# batch, one is a standard deviation, and half of the batches need none. A few rows are
-# not worth another program.
+# The rows beyond the expected size of a batch are cut into this many parts: for a
+# binomial batch, a part is a standard deviation, and half of the batches need none. A
+# few rows are not worth another program.
 _PARTS = 8
 _FEW = 16
-# So many multiplications take less time than the compilation of another program is
-# worth: then the rows beyond are computed with the others.
+# This many multiplications take less time than the compilation of another program: then
+# the rows beyond the expected size are computed with the others.
 _CHEAP = 2**22
 
 
 def first_rows(batch_size: int, expected_size: float | None) -> int:
-    """How many rows of a padded batch are computed whatever they hold.
+    """Returns how many rows of a padded batch are computed, whatever they hold.
 
-    No fewer than one part has, should `expected_size` be another number.
+    It is at least the size of one part, should `expected_size` be another number.
     """
     if expected_size is None or batch_size <= expected_size + _FEW:
         return batch_size
@@ -35,15 +35,15 @@ def in_parts(
     microbatch_size: int | None,
     expected_size: float | None,
 ) -> Callable[..., Any]:
-    """A function of (padding, *args) in parts, whose values are joined and sums added.
+    """Returns a function of (padding, *args) that joins values and adds sums of parts.
 
     Args:
       fun: returns values of examples, and sums over them.
       batched: which of `args` are batches.
       microbatch_size: how many examples are in memory at once; all by default.
-      expected_size: of a batch without its padding, which comes last. So many rows are
-        computed whatever they hold, and the others if an example is in their part. By
-        default all are computed.
+      expected_size: the size of a batch without its padding, which comes last. That
+        many rows are computed whatever they hold, and the others if their part has an
+        example. By default all are computed.
     """
     loop = functools.partial(_in_microbatches, fun, batched, expected_size is not None)
 
@@ -82,7 +82,7 @@ def _work(batched: Sequence[int], args: Sequence[Any], num_rows: int) -> float:
 def _in_microbatches(
     fun: Callable[..., Any], batched: Sequence[int], skip_padding: bool, size: int
 ) -> Callable[..., Any]:
-    """The same function, `size` examples at a time."""
+    """Returns the function with a loop over `size` examples at a time."""
 
     def in_microbatches(mask, *args):
         batch_size, num = len(mask), -(-len(mask) // size)
@@ -92,7 +92,8 @@ def _in_microbatches(
             is_real = ~mask.reshape(num, size).all(1)
             num_real = jnp.max(jnp.where(is_real, jnp.arange(1, num + 1), 0))
         # Optax takes every n-th row into one of n microbatches, so that arrays stay
-        # where they are on several devices. To skip padding, neighbors stay together.
+        # where they are on several devices. To skip padding, neighbors must stay
+        # together.
         order = (lambda x: _interleaved(x, num)) if skip_padding else (lambda x: x)
         args = list(args)
         for i in batched:
@@ -113,13 +114,13 @@ def _in_microbatches(
 
 
 def _extended(x: jax.Array, size: int) -> jax.Array:
-    """The array with its last row repeated along axis 0, up to `size` rows."""
+    """Repeats the last row along axis 0, up to `size` rows."""
     if x.shape[0] == size:  # an index would gather an array on several devices
         return x
     return jnp.asarray(x)[jnp.minimum(jnp.arange(size), x.shape[0] - 1)]
 
 
 def _interleaved(x: jax.Array, distance: int) -> jax.Array:
-    """The array with neighbors along axis 0 that far apart."""
+    """Moves neighbors along axis 0 to this distance."""
     groups = jnp.asarray(x).reshape(distance, -1, *x.shape[1:])
     return groups.swapaxes(0, 1).reshape(x.shape)

@@ -1,9 +1,10 @@
-"""The part of the parameters that is trained, where a module of Flax has more.
+"""The trained part of the parameters, where a module of Flax has other variables.
 
-A module of Flax NNX holds its weights beside running statistics, counts and keys.
-`nnx.grad` differentiates the first, and so does this library: the rest is an argument
-that all examples share, gets no noise and stays as it is. The variables of Flax Linen
-are plain dictionaries, so those of a layer's state are refused by their names.
+A module of Flax NNX holds its weights together with running statistics, counts and
+keys. `nnx.grad` differentiates the weights, and so does this library: the rest is an
+argument that all examples share, gets no noise and stays as it is. The variables of
+Flax Linen are plain dictionaries, so those of a layer's state are refused by their
+names.
 """
 
 import sys
@@ -17,11 +18,11 @@ _STATE_OF_LINEN = ("batch_stats", "cache", "intermediates", "perturbations")
 
 
 class Rest(NamedTuple):
-    """All but the trained variables of a module; of an array, nothing.
+    """All but the trained variables of a module; empty for an array.
 
     Attributes:
       graph: the module without variables, an `nnx.GraphDef`.
-      variables: those that are not trained, an `nnx.State`.
+      variables: the variables that are not trained, an `nnx.State`.
     """
 
     graph: Any = None
@@ -33,12 +34,12 @@ def _is_rest(x: Any) -> bool:
 
 
 def _nnx() -> Any:
-    """The module `flax.nnx`, where anything has imported it."""
+    """Returns the module `flax.nnx`, where anything has imported it."""
     return sys.modules.get("flax.nnx")
 
 
 def _is_node(x: Any) -> bool:
-    """Whether a node of a tree is a module, a variable or a state of some of Flax NNX.
+    """Returns whether a node of a tree is a module, variable or state of Flax NNX.
 
     A state of arrays alone, as `nnx.as_pure` makes it, is a tree like any other.
     """
@@ -51,7 +52,7 @@ def _is_node(x: Any) -> bool:
 
 
 def _parts(node: Any, wrt: Any) -> tuple[Any, Rest]:
-    """The trained variables of a node, and the rest; an array is trained."""
+    """Splits a node into its trained variables and the rest; an array is trained."""
     if not _is_node(node):
         return node, Rest()
     nnx = _nnx()
@@ -76,11 +77,11 @@ def _refuse_state_of_linen(params: Any) -> None:
 
 
 def split(params: Any, wrt: Any = None) -> tuple[Any, Any]:
-    """The part of the parameters that is trained, and the rest.
+    """Splits the parameters into the trained part and the rest.
 
     Args:
       params: any pytree, in which modules, states and variables of Flax NNX may be.
-      wrt: which of their variables are trained, as `nnx.grad` has it: a filter of Flax;
+      wrt: which of their variables are trained, as in `nnx.grad`: a filter of Flax;
         `nnx.Param` by default. Arrays outside of modules are trained.
 
     Returns:
@@ -110,9 +111,9 @@ def split(params: Any, wrt: Any = None) -> tuple[Any, Any]:
 
 
 def merge(trained: Any, rest: Any) -> Any:
-    """The parameters of which `split` returned the parts, one of which may be new.
+    """Merges the two parts that `split` returned; the trained part may be new.
 
-    Variables are copies: those of one trace cannot hold arrays of another.
+    Variables are copied: those of one trace cannot hold arrays of another.
     """
 
     def merged(rest: Rest, trained: Any) -> Any:
@@ -124,7 +125,7 @@ def merge(trained: Any, rest: Any) -> Any:
 
 
 def names(params: Any, wrt: Any = None) -> list[str]:
-    """The paths of the parameters that are trained."""
+    """Returns the paths of the parameters that are trained."""
     leaves = jax.tree_util.tree_leaves_with_path(split(params, wrt)[0])
     return [jax.tree_util.keystr(path) for path, _ in leaves]
 
@@ -132,21 +133,21 @@ def names(params: Any, wrt: Any = None) -> list[str]:
 def split_arguments(
     args: Sequence[Any], numbers: Sequence[int], wrt: Any
 ) -> tuple[list[Any], Any]:
-    """The same of the arguments of a loss, some of which are parameters."""
+    """Splits the arguments of a loss, some of which are parameters, by `split`."""
     trained, rest = split({i: args[i] for i in numbers}, wrt)
     return [trained.get(i, x) for i, x in enumerate(args)], rest
 
 
 def merge_arguments(args: Sequence[Any], rest: Any) -> list[Any]:
-    """The arguments that `split_arguments` was given, with parameters of theirs."""
+    """Merges the arguments that `split_arguments` split, with new parameters."""
     whole = merge({i: args[i] for i in rest}, rest)
     return [whole.get(i, x) for i, x in enumerate(args)]
 
 
 def not_trained(args: Sequence[Any], wrt: Any) -> dict[Any, Any]:
-    """The variables of modules in arguments that are not trained, by path.
+    """Returns the variables of modules in arguments that are not trained, by path.
 
-    Without the draws of `nnx.RNN` for its first carry, which is zero.
+    It leaves out the draws of `nnx.RNN` for its first carry, which is zero.
     """
     nodes = list(filter(_is_node, jax.tree.leaves(args, is_leaf=_is_node)))
     if nodes:
@@ -169,9 +170,9 @@ def refuse_written(before: dict[Any, Any], after: dict[Any, Any]) -> None:
 
 
 def refuse_shared(params: Any) -> None:
-    """Raises if a variable is in several places of a module, which JAX would part.
+    """Raises if a variable is in several places of a module, which JAX would separate.
 
-    `jax.jit` returns a module as a tree, in which each place has a variable of its own.
+    `jax.jit` returns a module as a tree in which each place has its own variable.
     """
     trees = jax.tree.leaves(params, is_leaf=_is_node)
     for tree in filter(_is_node, trees):

@@ -1,17 +1,17 @@
 r"""Add the Gaussian noise that makes a clipped sum private.
 
-The noise is that of `core.normals`, added on the grid of `core.grid`: epsilon holds for
-the bits.
+The normal numbers of `core.normals` are added on the grid of `core.grid`, so that
+epsilon holds for the bits.
 
-The key of the noise of step t is made of the key in the state, which is another at each
-step, and of h: a checksum of all bits of the sum :math:`s_t` that the noise hides, and
-of the level. Misuse-resistant encryption calls that a synthetic nonce.
+The key of the noise of step t is derived from the key in the state, which is new at
+each step, and from h: a checksum of all bits of the sum :math:`s_t` that the noise
+hides, and of the level. Misuse-resistant encryption calls that a synthetic nonce.
 
 *Right use: each run has a key of its own.* Take the generator under a secret key as a
 random function F, so that :math:`z_t = F(t, h(s_t))`. Steps differ in t, so no input
-comes twice: given the data and all outputs before it, each :math:`z_t` is standard
-normal and independent of them. For every data set, the outputs are distributed as with
-noise of t alone. Privacy compares these distributions, so h needs no property.
+repeats: given the data and all outputs before it, each :math:`z_t` is standard normal
+and independent of them. For every data set, the outputs are distributed as with noise
+of t alone. Privacy compares these distributions, so h needs no property.
 
 *A key used again.* Two sums that differ have independent noise, but for a collision of
 h, whose probability is about :math:`2^{-64}`: such runs compose as two runs. Two equal
@@ -22,11 +22,11 @@ needs a key of its own. Two levels would show the sum, so the level is in h. Whe
 share noise, so are the coefficients and the step before: runs that share a draw share
 all before it.
 
-Limits. A run that goes on with other rounding, as on other devices, draws other noise
-for the steps that it repeats: both count. A nonce does not repair a key that others
-know. Keys of kind "rbg" and "unsafe_rbg" are refused under `jax.vmap`, where JAX draws
-from the first of them alone. Devices with replicas agree on h if `jax.typeof` has their
-mesh, which it has not where `in_shardings` of `jax.jit` is all that names it.
+Limits. A resumed run with other rounding, as on other devices, draws other noise for
+the steps that it repeats: both count. A nonce does not repair a key that others know.
+Keys of kind "rbg" and "unsafe_rbg" are refused under `jax.vmap`, where JAX draws from
+the first of them alone. Devices with replicas agree on h if `jax.typeof` has their
+mesh. It has none where only `in_shardings` of `jax.jit` names the mesh.
 """
 
 import functools
@@ -44,7 +44,7 @@ NoiseStddev = Any
 
 
 def stddev_of(noise_stddev: NoiseStddev) -> Any:
-    """The level, if need be of a mechanism; all numbers are valid ones."""
+    """Returns the level, of a mechanism too; raises for an invalid number."""
     noise_stddev = getattr(noise_stddev, "noise_stddev", noise_stddev)
     for level in jax.tree.leaves(noise_stddev, is_leaf=lambda x: x is None):
         if not callable(level):
@@ -53,7 +53,7 @@ def stddev_of(noise_stddev: NoiseStddev) -> Any:
 
 
 def stddev_at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> Any:
-    """The numbers in force at step `count`, in the same tree prefix."""
+    """Evaluates the levels at step `count`, in the same tree prefix."""
 
     def number(level):
         if callable(level):
@@ -65,7 +65,7 @@ def stddev_at_step(noise_stddev: NoiseStddev, count: jax.typing.ArrayLike) -> An
 
 
 def stddev_per_leaf(prefix: Any, tree: optax.Params) -> Any:
-    """The prefix broadcast to one value for each leaf of the tree."""
+    """Broadcasts the prefix to one value for each leaf of the tree."""
     if not jax.tree.leaves(tree):
         return tree
     try:
@@ -75,30 +75,30 @@ def stddev_per_leaf(prefix: Any, tree: optax.Params) -> Any:
 
 
 class AddDPNoiseState(NamedTuple):
-    """State of `add_dp_noise`. The key is secret: whoever has it knows later noise.
+    """The state of `add_dp_noise`. The key is secret: it determines all later noise.
 
-    No field is called `count`, since `optax.tree.set(state, count=0)`, which restarts
-    a schedule, sets all that are. The noise of earlier steps would come again.
+    No field is called `count`: `optax.tree.set(state, count=0)`, which restarts a
+    schedule, sets every field of that name. It would repeat the noise of earlier steps.
 
     Attributes:
-      noised_steps: their number. shape=(), int32.
-      key_data: the words of the key, as `jax.random.key_data` has them: every way to
-        save arrays takes them. *Secret*. uint32. Zeros, as `optax.tree.zeros_like` has
-        them, are a key that everybody knows: the noise is NaN then.
+      noised_steps: the number of steps with noise. shape=(), int32.
+      key_data: the words of the key, from `jax.random.key_data`, which any way to save
+        arrays accepts. *Secret*. uint32. Zeros, as `optax.tree.zeros_like` makes them,
+        are a key that everybody knows: the noise is NaN then.
     """
 
     noised_steps: jax.Array
     key_data: jax.Array
 
     def __repr__(self) -> str:
-        """Without the key: a notebook that is shared must not show it."""
+        """Hides the key: a notebook that is shared must not show it."""
         return (
             f"AddDPNoiseState(noised_steps={self.noised_steps}, key_data=...: secret)"
         )
 
 
 def first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseState:
-    """The state before the first step, with a key of the domain `name`."""
+    """Returns the state before the first step, with a key of the domain `name`."""
     own_key = keys.of_one_run(keys.of_domain(key, name), params)
     return AddDPNoiseState(jnp.zeros([], jnp.int32), jax.random.key_data(own_key))
 
@@ -106,7 +106,7 @@ def first_state(key: jax.Array, name: str, params: optax.Params) -> AddDPNoiseSt
 def key_of_state(
     state: AddDPNoiseState, key: jax.Array, updates: optax.Updates
 ) -> jax.Array:
-    """The key in a state, of the kind of the key that it began with.
+    """Returns the key in a state, of the kind of the key that the run began with.
 
     Raises:
       ValueError: if the devices or runs of the updates would share its noise.
@@ -118,25 +118,25 @@ def key_of_state(
 
 
 def next_state(state: AddDPNoiseState, key: jax.Array) -> AddDPNoiseState:
-    """The state after a step, with the key of the next."""
+    """Returns the state after a step, with the key of the next step."""
     noised_steps = jnp.asarray(optax.safe_increment(state.noised_steps))
     return AddDPNoiseState(noised_steps, jax.random.key_data(key))
 
 
 def stddev_of_step(noise_stddev: NoiseStddev, state: AddDPNoiseState) -> Any:
-    """The level of a step, or NaN where the state has lost its key."""
+    """Returns the level of a step, or NaN where the state has lost its key."""
     is_lost = jnp.all(state.key_data == 0)
     stddev = stddev_at_step(noise_stddev, state.noised_steps)
     return jax.tree.map(lambda s: jnp.where(is_lost, jnp.nan, s), stddev)
 
 
 def key_of_step(key: jax.Array, updates: optax.Updates, *also: Any) -> jax.Array:
-    """A key for the noise that hides these updates, and for no other.
+    """Derives a key for the noise that hides these updates, and for no other.
 
     Args:
-      key: of the step.
+      key: the key of the step.
       updates: the sums that get the noise.
-      *also: the level; where steps share noise, the coefficients and the step before.
+      *also: the level; with shared noise, also the coefficients and the last step.
     """
     return keys.folded_in(key, keys.checksum((updates, also)))
 
@@ -146,9 +146,9 @@ def noised(key: jax.Array, sums: optax.Updates, stddev: Any) -> optax.Updates:
     """Adds independent normal numbers to sums, on the grid of their level.
 
     Args:
-      key: of this noise alone.
+      key: the key of this noise alone.
       sums: a tree of arrays.
-      stddev: their level, a number or a tree prefix of numbers.
+      stddev: the level of the noise, a number or a tree prefix of numbers.
     """
     add = lambda z, s, level: grid.add_on_grid(level.astype(z.dtype) * z, s, level)
     levels, prefix = jax.tree.flatten(stddev)
@@ -162,7 +162,7 @@ def noised(key: jax.Array, sums: optax.Updates, stddev: Any) -> optax.Updates:
 
 
 def check_devices(updates: optax.Updates, key: jax.Array) -> None:
-    """Raises where devices would not have one noise for each coordinate.
+    """Raises unless the devices have one noise value for each coordinate.
 
     Equal noise on two parts of a gradient cancels in their difference, and different
     noise on two copies averages out.
@@ -189,9 +189,9 @@ def add_dp_noise(
 
     .. math:: \tilde g = \bar g + \mathcal{N}(0, \sigma^2 I)
 
-    with :math:`\sigma` = `noise_stddev`, in the unit of the gradient that comes in:
-    after `clip_per_example`, that is noise multiplier times sensitivity, as
-    `PoissonGaussian.noise_stddev` has it.
+    with :math:`\sigma` = `noise_stddev`, in the unit of the incoming gradient. After
+    `clip_per_example` that is the noise multiplier times the sensitivity, such as
+    `PoissonGaussian.noise_stddev`.
 
     Guarantees:
       * Draws are independent over coordinates, leaves, steps, keys and sums: a checksum
@@ -210,16 +210,16 @@ def add_dp_noise(
     bits, and its generator is no cipher. See the guide to precision.
 
     Args:
-      noise_stddev: a mechanism, whose level it is, which the sum has to have the
-        numbers of, and a padding mask if its batches are padded; or a non-negative
-        number, a schedule (a callable of the step, counted from 0), or a tree prefix of
-        the parameters whose leaves are such. With several levels, the sum is as private
-        as its *lowest* level makes it.
+      noise_stddev: a mechanism, which gives the level, and whose numbers the sum must
+        have, with a padding mask if its batches are padded; or a non-negative number, a
+        schedule (a callable of the step, counted from 0), or a tree prefix of the
+        parameters with such leaves. With several levels, the sum is as private as its
+        *lowest* level makes it.
       key: a typed JAX key, from `jax.random.key`, secret.
 
     Returns:
       An Optax transformation. Its updates take `ClippedSum` in, all that were clipped
-      together, and give arrays out.
+      together, and return arrays.
 
     Raises:
       TypeError: if `key` is not a typed key, a number is not a number, or a gradient is

@@ -2,7 +2,7 @@ r"""Draw standard normal numbers, each of 128 random bits, in float64.
 
 One bit is the sign. The other 127 are an integer w, and the number is the normal
 quantile of :math:`t = (w + 1/2) 2^{-128}`, which lies in (0, 1/2), so it is negative
-before the sign. `core.grid` has what it costs that they are finitely many.
+before the sign. `core.grid` bounds the effect of this finite resolution on epsilon.
 
 Float64 is on inside of these functions (`jax.enable_x64`), whatever the program around
 them has: a float32 normal number has one of 2^23 values.
@@ -19,17 +19,19 @@ import numpy as np
 
 from dpadambc.core import arrays, keys, threefry
 
-# One draw has as many numbers as this, or as the largest array, or an eighth of all.
+# One draw has at most this many numbers, or as many as the largest array, or an eighth
+# of all.
 _TOGETHER = 2**22
 
-# Words that do not stay in registers are of so many numbers: they fit in a cache.
+# Words that do not stay in registers are drawn in parts of this size, which fit in a
+# cache.
 _PART = 2**14
 
 Fun = Callable[..., jax.Array]
 Numbers = tuple[jax.Array, ...]
 
 # Wichura 1988, https://doi.org/10.2307/2347330, AS 241 (PPND16): numerators and
-# denominators, from the constant on, near 1/2, in the tail, and far out in it.
+# denominators, constant first, for the center, the tail, and the far tail.
 _CENTRAL = (
     (3.3871328727963666080e0, 1.3314166789178437745e2, 1.9715909503065514427e3,
      1.3731693765509461125e4, 4.5921953931549871457e4, 6.7265770927008700853e4,
@@ -59,7 +61,7 @@ _FAR = (
 def quantile(t: jax.Array) -> jax.Array:
     """Computes the standard normal quantile of t in (0, 1/2], in float64.
 
-    Without a branch that depends on t: the time tells nothing about the noise.
+    No branch depends on t, so the running time is independent of the noise.
     """
 
     def ratio(polynomials, x):
@@ -77,8 +79,8 @@ def quantile(t: jax.Array) -> jax.Array:
 
 
 def of_words(words: Sequence[jax.Array]) -> jax.Array:
-    """Makes a number of four words, of which the first bit is the sign."""
-    # By way of int32, and with a product for the sign: a choice would not vectorize.
+    """Makes a normal number of four words, of which the first bit is the sign."""
+    # By way of int32, and with a product for the sign: `jnp.where` would not vectorize.
     float64 = lambda word: word.astype(jnp.int32).astype(jnp.float64)
     first, *others = words
     t = 0.5
@@ -97,17 +99,17 @@ def _words(key: jax.Array, shape: tuple[int, ...]) -> Sequence[jax.Array]:
 
 
 def _is_written_out(key: jax.Array, shape: tuple[int, ...]) -> bool:
-    """Whether words stay in registers: a counter of one word numbers them."""
+    """Returns whether words stay in registers: a counter of one word numbers them."""
     return jax.random.key_impl(key) == "threefry2x32" and math.prod(shape) < 2**32
 
 
 def _called(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax.Array:
-    """Calls a function of normal numbers, arrays of one shape, and numbers."""
+    """Calls a function with normal numbers, arrays of one shape, and numbers."""
     shape, size = args[0].shape, args[0].size
     is_split = not jax.sharding.get_abstract_mesh().empty
     if is_split or size <= _PART or _is_written_out(key, shape):
         return fun(of_words(_words(key, shape)), *args, *numbers)
-    # Words of other generators are in memory: of a part at a time.
+    # Words of other generators are stored in memory, so draw a part at a time.
     number = -(-size // _PART)
     fill = lambda x: jnp.pad(jnp.ravel(x), (0, number * _PART - size))
     rows = [fill(x).reshape(number, _PART) for x in args]
@@ -117,20 +119,20 @@ def _called(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax
 
 
 def _once(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax.Array:
-    """Calls a function of normal numbers, once: XLA would repeat it in each use.
+    """Computes a function of normal numbers once: XLA would repeat it in each use.
 
-    It does not merge a branch. The condition always holds, which XLA cannot tell.
+    XLA does not merge a branch, and cannot know that the condition always holds.
     (`jax.lax.optimization_barrier` is for this, but does not last in JAX 0.10.)
     """
     call = lambda: _called(fun, numbers, key, *args)
     out, word = jax.eval_shape(call), jax.random.key_data(key).ravel()[0]
-    # Of the key, so that it varies over devices as the other branch does.
+    # Derived from the key, so that it varies over devices as the other branch does.
     nan = lambda: jnp.broadcast_to(word.astype(out.dtype) * jnp.nan, out.shape)
     return jax.lax.cond(word | 1 != 0, call, nan)
 
 
 def _alone(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax.Array:
-    """Calls it for one array, of which each device along Explicit axes has its part."""
+    """Calls the function for one array, by parts on devices along Explicit axes."""
     call: Any = functools.partial(_once, fun)
     sharding = jax.typeof(args[0]).sharding
     if axes := sharding.mesh.explicit_axes:
@@ -141,7 +143,7 @@ def _alone(fun: Fun, numbers: Numbers, key: jax.Array, *args: jax.Array) -> jax.
 def _together(
     fun: Fun, numbers: Numbers, key: jax.Array, *args: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """Calls it for the elements of several arrays at once, which compiles it once."""
+    """Calls the function for the elements of several arrays at once."""
     shapes = [x.shape for x in args[0]]
     flat = [jnp.concatenate([*map(jnp.ravel, xs)]) for xs in args]
     found = _once(fun, numbers, key, *flat)
@@ -151,7 +153,7 @@ def _together(
 
 
 def _groups(sizes: Sequence[int]) -> list[list[int]]:
-    """Returns which arrays go together; all of a group is in memory once more."""
+    """Groups arrays; a group needs a second copy of its arrays in memory."""
     most = max(_TOGETHER, sum(sizes) // 8, *sizes)
     groups, total = [], most
     for i, size in enumerate(sizes):
@@ -172,20 +174,20 @@ def with_normals(
     which may all have been given one key, have other draws.
 
     Args:
-      fun: of float64 normal numbers, of as many elements of each tree, and of the
-        `numbers`. Float64 is on. It closes over no array.
-      key: typed, of this draw alone.
-      tree: of arrays.
-      *rest: trees of the same structure, of arrays of these shapes.
+      fun: a function of float64 normal numbers, of as many elements of each tree, and
+        of the `numbers`. Float64 is on. It closes over no array.
+      key: a typed key, of this draw alone.
+      tree: a tree of arrays.
+      *rest: trees of the same structure, with arrays of these shapes.
       numbers: arrays of shape ().
 
     Returns:
-      A tree of what the function returns.
+      A tree of the results of the function.
     """
     leaves, structure = jax.tree.flatten(tree)
     args = leaves, *(structure.flatten_up_to(other) for other in rest)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    # On a mesh each is split along its own axes, which only a draw of its own can be.
+    # On a mesh each array is split along its own axes, so each needs its own draw.
     is_split = not jax.sharding.get_abstract_mesh().empty
     sizes = [x.size for x in leaves]
     groups = [[i] for i in range(len(leaves))] if is_split else _groups(sizes)

@@ -24,13 +24,13 @@ def _tuple(argnums: Argnums) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The parts that the positional arguments of a loss play.
+    """The roles of the positional arguments of a loss.
 
     Attributes:
-      argnums: of the parameters.
-      batch_argnums: of the batches; by default all arguments but the others.
-      prng_argnum: of the key, if any.
-      wrt: of modules of Flax NNX, the variables that are trained.
+      argnums: the positions of the parameters.
+      batch_argnums: the positions of the batches; by default all other arguments.
+      prng_argnum: the position of the key, if any.
+      wrt: the filter for the trained variables of modules of Flax NNX.
     """
 
     argnums: Argnums
@@ -44,38 +44,38 @@ class Arguments:
         return _tuple(self.argnums)
 
     def batched(self, args: Sequence[Any]) -> tuple[int, ...]:
-        """The positions that hold a batch."""
+        """Returns the positions of the batches."""
         if self.batch_argnums is not None:
             return _tuple(self.batch_argnums)
         others = (*self.differentiated, self.prng_argnum)
         return tuple(i for i in range(len(args)) if i not in others)
 
     def batches(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments that are batches."""
+        """Returns the arguments that are batches."""
         return [args[i] for i in self.batched(args)]
 
     def params(self, args: Sequence[Any]) -> Any:
-        """The parameters, as `argnums` has them: one tree, or a tuple."""
+        """Returns the parameters that `argnums` selects: one tree, or a tuple."""
         several = tuple(args[i] for i in self.differentiated)
         return several[0] if isinstance(self.argnums, int) else several
 
     def split(self, args: Sequence[Any]) -> tuple[list[Any], Any]:
-        """The arguments with the parameters that are trained alone, and the rest."""
+        """Splits off the variables of the parameters that are not trained."""
         return modules.split_arguments(args, self.differentiated, self.wrt)
 
     def in_axes(self, args: Sequence[Any]) -> list[int | None]:
-        """For `jax.vmap`: axis 0 of batches."""
+        """Returns `in_axes` for `jax.vmap`: axis 0 of batches."""
         return [0 if i in self.batched(args) else None for i in range(len(args))]
 
     def with_own_key(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments of one example, with a key of its own in place of the key."""
+        """Replaces the key by the example's own key in one example's arguments."""
         args, place = list(args), self.prng_argnum
         if place is not None:
             args[place] = keys.of_example(args[place], self.batches(args))
         return args
 
     def check(self, args: Sequence[Any]) -> int:
-        """The batch size; raises unless the arguments fit their parts."""
+        """Returns the batch size; raises unless the arguments fit their roles."""
         of_key = [] if self.prng_argnum is None else [self.prng_argnum]
         parts = [*self.differentiated, *self.batched(args), *of_key]
         if not all(0 <= i < len(args) for i in parts) or len({*parts}) != len(parts):
@@ -118,7 +118,7 @@ def check_floating(params: Any) -> None:
 def scalar_loss(
     loss_fn: Callable[..., Any], has_aux: bool, rest: Any, wrt: Any
 ) -> Callable[..., Any]:
-    """The loss of the parts of `split`, with its output checked."""
+    """Returns the loss as a function of the parts of `split`, and checks its output."""
 
     def checked(*args):
         # Copies, since nnx modules know the trace in which their containers were made.
@@ -146,7 +146,7 @@ def scalar_loss(
 def sealed_value_and_grad(
     loss_fn: Callable[..., Any], parts: Arguments, has_aux: bool, method: Method
 ) -> Callable[..., Any]:
-    """The values and sealed gradients of all examples, of the parts of `split`."""
+    """Returns a function for values and sealed gradients, of the parts of `split`."""
     if method not in ("factored", "vmap"):
         raise ValueError(f"Expected method 'factored' or 'vmap', got {method!r}.")
 
@@ -164,7 +164,7 @@ def sealed_value_and_grad(
             return output, gradients
 
         args = list(args)
-        for i in parts.differentiated:  # or JAX would sum gradients over devices
+        for i in parts.differentiated:  # otherwise JAX sums gradients over devices
             args[i] = make_varying(args[i], axes)
         output, gradients = jax.vmap(factored, in_axes=parts.in_axes(args))(*args)
         shapes, rules = static["shapes, rules"]
@@ -191,7 +191,7 @@ def per_example_grad(
     method: Method = "factored",
     wrt: Any = None,
 ) -> Callable[..., Any]:
-    r"""Like `jax.grad`, for each example of a batch on its own.
+    r"""Differentiates a loss like `jax.grad`, for each example of a batch on its own.
 
     Args:
       loss_fn: a function of one example, without a batch axis, that returns its loss,

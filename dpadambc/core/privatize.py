@@ -1,7 +1,7 @@
-"""The step from private data to a private gradient: clip and noise, as one stage.
+"""Clip and noise as one stage: from private data to a private gradient.
 
-They are two halves of one transformation, so that microbatches and devices can add up
-clipped sums between them. Both read one state.
+They are the two halves of one transformation, so that microbatches and devices can add
+up clipped sums before the noise. Both read one state.
 """
 
 import jax
@@ -17,7 +17,7 @@ from dpadambc.engine import rounding
 def privatize(
     mechanism: Mechanism, *, key: jax.Array, precision: rounding.Precision = None
 ) -> optax.GradientTransformationExtraArgs:
-    r"""From per-example gradients to the private gradient: clip, sum, add noise.
+    r"""Clips per-example gradients, sums and adds noise: the private gradient.
 
     .. math:: \tilde g = \frac{1}{B} \sum_i g_i \min(1, C / \lVert g_i \rVert_2)
         + \mathcal{N}(0, \sigma^2 I)
@@ -28,17 +28,17 @@ def privatize(
     as the `value` of a loss, have no noise: give public ones.
 
     Guarantees:
-      * Those of `clip_per_example` and of `add_dp_noise`: every coordinate gets noise
-        of the mechanism's level, on a sum whose sensitivity is the mechanism's.
+      * It has those of `clip_per_example` and of `add_dp_noise`: every coordinate gets
+        noise of the mechanism's level, on a sum whose sensitivity is the mechanism's.
       * Epsilon is that of the mechanism if batches are drawn as it says, each with its
         mask, one for each update, and the key is secret.
-      * Refused are changed gradients, a part of them, gradients without a mask where
+      * It refuses changed gradients, a part of them, gradients without a mask where
         batches are padded, and batches of another size than the mechanism draws.
 
     Args:
       mechanism: the public numbers, such as a `PoissonGaussian`.
       key: a typed key for the noise; a new one for each run.
-      precision: of the products in the clip; see `clip_per_example`.
+      precision: the precision of products in the clip; see `clip_per_example`.
 
     Returns:
       An Optax transformation, to be called as
@@ -88,8 +88,9 @@ def privatize(
 def _check_unmasked_batch(batch_size: int, mechanism: Mechanism) -> None:
     """Raises for a batch without a mask that no step of the mechanism draws.
 
-    In a batch of twice the size each takes part with twice the probability. A smaller
-    one is the last of an epoch: that epoch was dealt out, and no step was drawn alone.
+    In a batch of twice the size each example takes part with twice the probability. A
+    smaller batch is the last of an epoch: that epoch was dealt out, and no step was
+    drawn alone.
     """
     drawn, name = mechanism.known_batch_size, type(mechanism).__name__
     if mechanism.pads_batches:

@@ -1,4 +1,4 @@
-"""The compiled programs of a run, found again by all that their compiler is given."""
+"""The compiled programs of a run, cached by all inputs of their compiler."""
 
 import dataclasses
 import functools
@@ -20,8 +20,8 @@ class _Lowered:
     """A program before it is compiled, equal to others that compile to the same.
 
     Attributes:
-      given: all that its compiler is given.
-      compiler: compiles it.
+      given: all inputs of its compiler.
+      compiler: a function that compiles it.
     """
 
     given: tuple[Any, ...]
@@ -32,24 +32,25 @@ _compiled_once = functools.lru_cache(maxsize=16)(lambda program: program.compile
 
 
 def executable(fun: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """A function, compiled for arguments like these, or an equal one of an earlier run.
+    """Compiles a function for arguments like these, or returns an equal compiled one.
 
-    It is traced anew in each call, so no run has values that an earlier one read from
-    an attribute or a global. Two programs are equal if their StableHLO is, in which are
-    all constants, shardings and donated arguments, and the settings of JAX, the trees
-    of arguments and outputs, and the devices are. The text does not show which Python
-    function a program calls back: such a program is compiled in each call.
+    It traces the function anew in each call, so no run has values that an earlier one
+    read from an attribute or a global. Two programs are equal if their StableHLO is,
+    which contains all constants, shardings and donated arguments, and if the settings
+    of JAX, the trees of arguments and outputs, and the devices are equal. The text does
+    not show which Python function a program calls back: such a program is compiled in
+    each call.
 
     Args:
       fun: a function of arrays.
       *args: its arguments.
-      **options: of `jax.jit`.
+      **options: options of `jax.jit`.
     """
-    anew = lambda *args: fun(*args)  # of an old function JAX would find the trace
+    anew = lambda *args: fun(*args)  # JAX caches the trace of an old function
     lowered = jax.jit(anew, **options).lower(*args)
     text, settings = lowered.as_text(), jax.config.values
-    is_shown = not any(word in text for word in ("callback", "host_transfer"))
-    if not is_shown or settings.get("jax_use_simplified_jaxpr_constants"):
+    is_complete = not any(word in text for word in ("callback", "host_transfer"))
+    if not is_complete or settings.get("jax_use_simplified_jaxpr_constants"):
         return lowered.compile()
     devices = [getattr(x, "sharding", None) for x in jax.tree.leaves(args)]
     given = text, str(settings), lowered.in_tree, lowered.out_tree, *devices
@@ -58,7 +59,7 @@ def executable(fun: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 class Programs:
-    """The programs of a step on so many examples, compiled when they are first called.
+    """The programs of a step on `num_examples` examples, compiled on first use.
 
     Parameters, keys and data are their arguments.
     """
@@ -73,7 +74,7 @@ class Programs:
         return self._known[name]
 
     def draw(self, state: TrainState) -> Batch:
-        """The batch of the next step, padded to shards of equal sizes."""
+        """Draws the batch of the next step, padded to shards of equal sizes."""
         batch = draw_batch(self.step.mechanism, state, self.num_examples)
         unit, microbatch = mesh.num_shards(self.step.layout), self.step.microbatch_size
         if unit > 1 and microbatch is not None and microbatch < len(batch.indices):
@@ -81,7 +82,7 @@ class Programs:
         return padded(batch, unit)
 
     def start(self, params: Any, words: Any, digest: Any, impl: Any) -> TrainState:
-        """The first state, from the words of a key and the digest of a run."""
+        """Returns the first state, from the words of a key and the digest of a run."""
         layout = self.step.layout
 
         def start(params, words, digest):
@@ -96,12 +97,12 @@ class Programs:
         return program(params, words, digest)
 
     def batch(self, state: TrainState) -> Batch:
-        """The same, compiled, on every device."""
+        """Draws the batch of the next step by a compiled program, on every device."""
         drawn = lambda state: mesh.replicated(self.draw(state), self.step.layout)
         return self._compiled("batch", drawn, state)(state)
 
     def steps(self, state: TrainState, frozen: Any, data: Any, iterations: int) -> Any:
-        """The program of so many steps, a function of `(state, frozen, data)`."""
+        """Compiles `iterations` steps to a function of `(state, frozen, data)`."""
 
         def steps(state, frozen, data):
             def one(state, _):

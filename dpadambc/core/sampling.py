@@ -1,4 +1,4 @@
-"""Who takes part in a step: batches of static shape, drawn by Poisson sampling.
+"""The sampling of a step: batches of static shape, drawn by Poisson sampling.
 
 Epsilon holds only if nobody knows who takes part, so the key of a draw is secret.
 """
@@ -18,7 +18,8 @@ from dpadambc.core.arrays import shard_map_axes, varying_axes
 # A batch has one static size. The chance that a sample does not fit is a failure
 # probability on top of delta, so it must be negligible.
 _OVERFLOW_PROB = 1e-15
-# A sort compiles in a tenth of the time of `jnp.nonzero`. Of more rows it takes longer.
+# A sort compiles in a tenth of the time of `jnp.nonzero`, but runs longer for more
+# rows.
 _FEW = 2**14
 
 
@@ -54,7 +55,7 @@ class Batch:
         return iter((self.indices, self.is_padding_example))
 
     def gather(self, data: Any) -> Any:
-        """The rows of arrays that take part, zeros where there is padding.
+        """Gathers the rows of arrays that take part, with zeros for padding.
 
         Args:
           data: a pytree of arrays with the examples along axis 0.
@@ -64,8 +65,8 @@ class Batch:
 
         Raises:
           ValueError: if an array has another number of rows than was sampled from; or,
-            inside `jax.shard_map`, if each device has rows of its own and all draw the
-            same of them.
+            inside `jax.shard_map`, if each device has its own rows and all devices draw
+            the same indices.
 
         Example:
           >>> import jax, jax.numpy as jnp
@@ -93,18 +94,18 @@ class Batch:
         leaves.check(**{f"data{jax.tree_util.keystr(path)}": x})
         if jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
             return x[jnp.where(self.is_padding_example, 0, self.indices)]
-        # An index of -1 would wrap around; one past the end is filled.
+        # An index of -1 would wrap around; an index past the end is filled.
         rows = jnp.where(self.is_padding_example, self.num_examples, self.indices)
         place = mesh.sharding_of_rows(x, len(rows))
         chosen = jnp.asarray(x).at[rows]
         return chosen.get(mode="fill", fill_value=0, out_sharding=place)
 
     def _check_devices(self, data: Any) -> None:
-        """Raises where devices with rows of their own all draw the same of them.
+        """Raises where devices with their own rows all draw the same indices.
 
-        Who takes part on one device would tell who does on another.
+        The participants on one device would reveal those on another.
         """
-        # A batch with room for all rows may have been drawn from nothing.
+        # A batch with room for all rows may be a constant, not a draw.
         if not shard_map_axes() or len(self.indices) >= self.num_examples:
             return
         drawn = varying_axes(self.indices)
@@ -118,12 +119,12 @@ class Batch:
 
 
 def padded_size(num_examples: int, prob: float) -> int:
-    """The least size that a binomial batch exceeds with probability 1e-15 at most."""
+    """Returns the size that a binomial batch exceeds with probability <= 1e-15."""
     return int(scipy.stats.binom.isf(_OVERFLOW_PROB, num_examples, prob))
 
 
 def batch_of(takes_part: jax.Array, size: int) -> Batch:
-    """The batch of those who take part, padded to a static size."""
+    """Returns the batch of the selected examples, padded to a static size."""
     num = len(takes_part)
     if num <= _FEW:
         rows = jnp.sort(jnp.where(takes_part, jnp.arange(num), num))[:size]
@@ -134,7 +135,7 @@ def batch_of(takes_part: jax.Array, size: int) -> Batch:
 
 
 def padded(batch: Batch, multiple: int) -> Batch:
-    """The batch with more padding, up to a multiple of a number."""
+    """Pads the batch up to a multiple of a number."""
     if not (more := -len(batch.indices) % multiple):
         return batch
     return Batch(
@@ -147,7 +148,7 @@ def padded(batch: Batch, multiple: int) -> Batch:
 def selection_bits(
     key: jax.Array, num_examples: int, sampling_prob: float
 ) -> tuple[jax.Array, jax.Array]:
-    """One random word for each example, and whether it selects the example.
+    """Draws one word for each example, and selects the example by it.
 
     Comparing 32-bit words selects with probability floor(q 2^32) / 2^32, at most q; a
     float32 uniform has 2^-23 steps, and would exceed a small q by far more.
@@ -160,10 +161,10 @@ def selection_bits(
 
 
 def poisson_batch(key: jax.Array, num_examples: int, sampling_prob: float) -> Batch:
-    """A batch in which each example takes part independently, with one probability.
+    """Draws each example independently, with one probability.
 
-    Its size is exceeded with probability 1e-15 at most, which each step adds to the
-    delta of the run.
+    A batch exceeds its static size with probability 1e-15 at most, which each step adds
+    to the delta of the run.
     """
     _, takes_part = selection_bits(key, num_examples, sampling_prob)
     return batch_of(takes_part, padded_size(num_examples, sampling_prob))

@@ -1,16 +1,16 @@
 r"""The spending of several runs on the same people's data.
 
-Trainings, a fine-tuning, a run that was discarded: each depends on the same
-data, and an attacker may see the outputs of all. Neighbors differ in one person's data
-in every run at once. So the privacy losses of all runs compose. Epsilon of the
-composition is no less than that of any run, and mostly well below their sum.
+Trainings, a fine-tuning, a run that was discarded: each depends on the same data, and
+an attacker may see the outputs of all. Neighbors differ in one person's data in every
+run at once. So the privacy losses of all runs compose. Epsilon of the composition is no
+less than that of any run, and mostly well below their sum.
 
-*Assumption.* The neighbors of the whole must be neighbors of each run, or equal
-there. They are where each run is on all of the data, or on a part whose members were
-settled without looking at the data. A part chosen by its content (the examples with
-a high loss, say) may change in size when one person's data are replaced, and then it is
-no neighbor of a known size. Hence runs that state a size (`num_examples`) must state
-the same one.
+*Assumption.* The neighbors of the whole must be neighbors of each run, or equal there.
+This holds where each run is on all of the data, or on a part whose members were chosen
+without looking at the data. A part chosen by its content (the examples with a high
+loss, say) may change in size when one person's data are replaced, and then it is no
+neighbor of a known size. Hence runs that state a size (`num_examples`) must state the
+same one.
 
 Do not compose runs on disjoint sets of people: each person then has the epsilon of the
 run that they are in.
@@ -33,10 +33,10 @@ Parts = tuple[tuple[str, int], ...]
 
 
 def class_name(kind: type) -> str:
-    """Returns the name that a class is imported by, public where it is of this package.
+    """Returns the name that a class is imported by, in this package the public one.
 
-    A mechanism of `core` and `mechanisms` is public in `dpadambc`, and any other in its
-    folder.
+    A mechanism of `core` and `mechanisms` is public in `dpadambc`, and any other
+    mechanism in its folder.
     """
     module = re.sub(r"^dpadambc\.(core|mechanisms)\b.*", "dpadambc", kind.__module__)
     module = re.sub(r"^(dpadambc\.\w+)\..*", r"\1", module)
@@ -44,14 +44,14 @@ def class_name(kind: type) -> str:
 
 
 def public_numbers(mechanism: Any) -> dict[str, Any]:
-    """The class of a mechanism and every field, as JSON can hold them.
+    """Returns the class of a mechanism and every field, as JSON can hold them.
 
     Args:
       mechanism: the public numbers, such as a `PoissonGaussian`.
 
     Returns:
-      A dictionary. Of a schedule it has the first value, as text, and of a rule of
-      clipping its text.
+      A dictionary. It has the first value of a schedule, as text, and the text of a
+      clip rule.
 
     Example:
       >>> import dpadambc
@@ -88,7 +88,7 @@ class Run:
     """Steps of one mechanism, by noise multiplier: a schedule may change afterwards.
 
     Attributes:
-      mechanism: with the first of the levels.
+      mechanism: the mechanism with the first of the levels.
       levels: each noise multiplier with its number of steps.
       parts: the random names of the calls of `training.fit` that the run is made of,
         each with the step at which it ended. A run counts once, however often it is
@@ -101,11 +101,11 @@ class Run:
 
     @property
     def steps(self) -> int:
-        """How many steps it has."""
+        """The number of steps."""
         return sum(n for _, n in self.levels)
 
     def is_part_of(self, other: "Run") -> bool:
-        """Whether the other has all of its steps, by the same calls of `fit`."""
+        """Returns whether `other` has all steps of this run, by the same calls."""
         if not self.parts or other.steps < self.steps:
             return False
         *before, (name, last) = self.parts
@@ -115,7 +115,7 @@ class Run:
 
 
 def run_of(mechanism: Mechanism, steps: int | None = None, parts: Parts = ()) -> Run:
-    """So many steps of a mechanism; all of its iterations by default."""
+    """Makes a run of `steps` steps of a mechanism; all of its iterations by default."""
     steps = mechanism.iterations if steps is None else steps
     validate.count(steps=steps)
     accounted: Any = mechanism.accounted_as
@@ -129,10 +129,10 @@ class Spending:
     """The spending of several runs on the same people's data: see `compose`.
 
     It compares by value. A run of `training.fit` counts once, however often it is
-    given. Where it went on from one checkpoint twice, both ways count as runs.
+    given. If a run was resumed twice from one checkpoint, both continuations count.
 
     Attributes:
-      runs: each with its mechanism and its steps.
+      runs: the runs, each with its mechanism and its steps.
 
     Example:
       >>> import dpadambc
@@ -170,12 +170,12 @@ class Spending:
 
     @property
     def accountants(self) -> tuple[Accountant, ...]:
-        """Those that can read every run, the tightest first."""
+        """The accountants that can read every run, the tightest first."""
         first, *others = (run.mechanism.accountants for run in self.runs)
         return tuple(x for x in first if all(x in known for known in others))
 
     def dp_event(self) -> dp_accounting.ComposedDpEvent:
-        """The run as a dp-accounting event: see `Mechanism.dp_event`.
+        """Returns the run as a dp-accounting event: see `Mechanism.dp_event`.
 
         Returns:
           A `dp_accounting.ComposedDpEvent` of the steps of all runs.
@@ -184,7 +184,7 @@ class Spending:
         events = [mechanism._event(n, z) for mechanism, z, n in levels if n]
         kinds = [x for i, x in enumerate(events) if x not in events[:i]]
         repeated = lambda x, n: dp_accounting.SelfComposedDpEvent(x, n) if n > 1 else x
-        # Equal ones are accounted for at once.
+        # Equal events are accounted for at once.
         return dp_accounting.ComposedDpEvent(
             [repeated(x, events.count(x)) for x in kinds]
         )
@@ -192,7 +192,7 @@ class Spending:
     def epsilon(
         self, target_delta: float, *, accountant: Accountant | None = None
     ) -> float:
-        """The epsilon of all runs together.
+        """Returns the epsilon of all runs together.
 
         Args:
           target_delta: the delta that goes with it, in (0, 1).
@@ -203,8 +203,8 @@ class Spending:
           Epsilon under `neighboring_relation`, or infinity: see `Mechanism.epsilon`.
 
         Raises:
-          TypeError: for another accountant.
-          ValueError: for one that cannot read all runs, or a delta outside (0, 1).
+          TypeError: if the accountant is neither of these.
+          ValueError: if it cannot read all runs, or delta is outside (0, 1).
         """
         for run in self.runs:
             check_delta(target_delta, run.mechanism.known_size)
@@ -225,13 +225,13 @@ def _runs_of(entry: Any) -> tuple[Run, ...]:
 
 
 def compose(runs: Iterable[Any]) -> Spending:
-    """The spending of several runs on the same people's data.
+    """Composes several runs on the same people's data.
 
-    Mechanisms and ways of sampling may differ. A result of `fit` that is given twice,
-    or that another was told of, counts once; a mechanism that is given twice is two
-    runs. Steps that go on from the state of earlier ones are of the same run: give
+    Mechanisms and sampling methods may differ. A result of `fit` that is given twice,
+    or that a later result includes, counts once; a mechanism that is given twice is two
+    runs. Steps that go on from the state of earlier ones belong to the same run: give
     them together. With correlated noise they spend more than two runs of as many steps
-    do, since later noise takes back earlier noise.
+    do, since later noise cancels earlier noise.
 
     Part of an epoch of a `ShuffledGaussian` counts as the whole of it, for each run.
 

@@ -25,21 +25,21 @@ from dpadambc.engine import rounding
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """All that a run needs to go on: *secret*, for its keys. See `releasable`.
+    """The state of a run: *secret*, for its keys. See `releasable`.
 
     A pytree. The mechanism is a static part of it, so that a step of another mechanism
-    does not take it: epsilon is of one mechanism.
+    refuses it: epsilon is of one mechanism.
 
     Attributes:
       step: the number of steps taken. shape=(), int32.
       params: the parameters.
       opt_state: the optimizer's state.
       noise: the key of the noise, a bound that moves, and the noise of earlier steps if
-        later ones take it back. Whoever has it can subtract all later noise.
+        later ones cancel it. Whoever has it can subtract all later noise.
       sampling_key: decides who takes part. It must stay secret, since amplification
         rests on it.
       loss_key: gives each example a key, if the loss is random.
-      mechanism: that draws the batches and sets the noise.
+      mechanism: the mechanism that draws the batches and sets the noise.
     """
 
     step: jax.Array
@@ -51,7 +51,7 @@ class TrainState:
     mechanism: Mechanism = dataclasses.field(metadata={"static": True})
 
     def __repr__(self) -> str:
-        """Without the arrays: a notebook that is shared must not show the keys."""
+        """Hides the arrays: a notebook that is shared must not show the keys."""
         return f"TrainState(step={self.step}, ...: secret)"
 
 
@@ -74,9 +74,9 @@ class Seen(NamedTuple):
 
 
 def takes_key(loss_fn: Callable[..., Any]) -> bool:
-    """Whether a loss has a keyword-only parameter `key`, of no default but None.
+    """Returns whether a loss has a keyword-only parameter `key` without a value.
 
-    `functools.partial(loss_fn, key=key)` gives it another: such a loss is not random.
+    `functools.partial(loss_fn, key=key)` gives it a value: such a loss is not random.
     """
     try:
         found = inspect.signature(loss_fn).parameters.get("key")
@@ -88,7 +88,7 @@ def takes_key(loss_fn: Callable[..., Any]) -> bool:
 
 
 def positional(loss_fn: Callable[..., Any], *, has_frozen: bool) -> Callable[..., Any]:
-    """The loss with its key, if it takes one, as the last positional argument."""
+    """Returns the loss with its key, if any, as the last positional argument."""
     if getattr(loss_fn, "has_frozen", has_frozen) != has_frozen:
         raise ValueError(
             f"Expected a loss of with_rows with has_frozen={has_frozen}, as fit is"
@@ -114,10 +114,10 @@ class Step:
         and the optimizer's state are functions of noised gradients alone.
       * The state comes from `init`, with its keys; no step uses a key of another.
       * Epsilon is `mechanism.epsilon(delta, iterations=int(state.step))` if each batch
-        was drawn as the mechanism says, `draw_batch` for one, and no state was used
-        twice.
-      * Under `jax.vmap` over states, each from a key of its own, every row is a run of
-        its own. k runs of T steps cost `accounting.compose(k * [(mechanism, T)])`.
+        was drawn as the mechanism says, by `draw_batch` for example, and no state was
+        used twice.
+      * Under `jax.vmap` over states, each from its own key, every row is a separate
+        run. k runs of T steps cost `accounting.compose(k * [(mechanism, T)])`.
 
     Args:
       loss_fn: the loss of one example; see `fit`.
@@ -126,8 +126,8 @@ class Step:
         `optax.adam(1e-3)` or `dpadambc.adam_bc(1e-3, mechanism)`.
       microbatch_size: how many examples are in memory at once; all by default.
       skip_padding: see `clipped_grad`; `fit` sets it where the run has one device.
-      precision: of the products in the clip; see `clip_per_example`.
-      layout: of arrays on several devices; `fit` sets it.
+      precision: the precision of products in the clip; see `clip_per_example`.
+      layout: the layout of arrays on several devices; `fit` sets it.
       wrt: which variables of modules of Flax NNX are trained; see `fit`.
 
     Raises:
@@ -183,11 +183,11 @@ class Step:
 
     @property
     def expected_size(self) -> float | None:
-        """The size of a batch behind which padding is left out, if it is."""
+        """The size of a batch behind which padding is skipped, or None."""
         return self.mechanism.normalize_by if self.skip_padding else None
 
     def init(self, params: optax.Params, *, key: jax.Array) -> TrainState:
-        """The state before the first step.
+        """Returns the state before the first step.
 
         Args:
           params: the parameters.
@@ -201,8 +201,8 @@ class Step:
         """
         noise_key, run_key = jax.random.split(keys.of_domain(key, "fit"))
         sampling_key, loss_key = jax.random.split(run_key)
-        # A run repeated with other rounding has noise of its own. It needs batches of
-        # its own too: on one batch, the noises of several runs average out.
+        # A run repeated with other rounding has new noise. It needs new batches too: on
+        # one batch, the noises of several runs average out.
         known = self.microbatch_size, self.skip_padding, self.precision, self.layout
         platforms = enumerate(("cpu", "cuda", "rocm", "tpu"), start=1)
         numbers = {name: functools.partial(np.uint32, i) for i, name in platforms}
@@ -210,7 +210,7 @@ class Step:
         words = keys.words_of(repr(known)) + platform
         sampling_key = folded_in(sampling_key, words)
         modules.refuse_shared(params)
-        # Copies: a step that is given the buffers of a state must not take others.
+        # Copies: a step may donate the buffers of its state, and must not take others.
         params = jax.tree.map(jnp.array, params)
         trained, _ = modules.split(params, self.wrt)
         wide = jax.tree.map(lambda x: jnp.array(widen(x)), trained)
@@ -231,7 +231,7 @@ class Step:
         is_padding_example: Any,
         frozen: Any = None,
     ) -> tuple[TrainState, Seen]:
-        """The state after the step, and sums over the examples."""
+        """Takes a step, and returns the state after it and sums over the examples."""
         if state.mechanism != self.mechanism:  # epsilon is of one
             raise TypeError(_OTHER.format(self.mechanism, state.mechanism))
         layout = self.layout
@@ -284,16 +284,16 @@ class Step:
 
 
 def draw_batch(mechanism: Any, state: TrainState, num_examples: int) -> Batch:
-    """The batch of the next step: a function of the state alone.
+    """Draws the batch of the next step, as a function of the state alone.
 
-    Where a mechanism draws steps independently, a checksum of the parameters is in the
-    key of each, as one of the sum is in that of the noise: two runs with one key draw
-    batches of their own from where their parameters differ on. Parameters are functions
-    of earlier releases, so for every data set the batches are as likely as without.
+    Where a mechanism draws steps independently, the key of each has a checksum of the
+    parameters, as the key of the noise has one of the sum. So two runs with one key
+    draw different batches once their parameters differ. Parameters are functions of
+    earlier releases, so for every data set the batches have the same distribution.
 
     Args:
-      mechanism: which samples from a key.
-      state: before the step.
+      mechanism: the mechanism, which samples from a key.
+      state: the state before the step.
       num_examples: the size of the data set.
 
     Returns:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# How far each of eight rounds turns, and a word of the key schedule.
+# The rotations of eight rounds, and the parity word of the key schedule.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 

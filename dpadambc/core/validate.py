@@ -1,8 +1,8 @@
 """Checks of arguments, with one style of message.
 
-Each check takes one keyword argument, whose name the message carries. Numbers are
-checked where their value is known. A number that JAX is tracing has a dtype only, which
-must have at least 32 bits.
+Each check takes one keyword argument, whose name the message carries. A check tests a
+number where its value is known. A number that JAX traces has a dtype only, which must
+have at least 32 bits.
 """
 
 import math
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import core
 
-from dpadambc.core.leaves import shown
+from dpadambc.core.leaves import summary
 from dpadambc.engine import rounding
 
 
@@ -24,7 +24,7 @@ def _single(named: dict[str, Any]) -> tuple[str, Any]:
 
 
 def known_number(name: str, value: Any) -> float | None:
-    """The value as a float, or None where JAX is tracing it."""
+    """Returns the value as a float, or None where JAX is tracing it."""
     try:
         array = np.asarray(value) if not isinstance(value, jax.Array) else value
         if isinstance(value, str | bytes | bool | np.bool_) or array.shape != ():
@@ -33,11 +33,11 @@ def known_number(name: str, value: Any) -> float | None:
     except jax.errors.ConcretizationTypeError:
         return None
     except (TypeError, ValueError):
-        raise TypeError(f"Expected {name} as a number, got {shown(value)}.") from None
+        raise TypeError(f"Expected {name} as a number, got {summary(value)}.") from None
 
 
 def full_precision(**named: Any) -> None:
-    """At least 32 bits, if the number has a dtype: 0.999 in bfloat16 is 1."""
+    """Raises if a number has a dtype below 32 bits: 0.999 in bfloat16 is 1."""
     name, value = _single(named)
     dtype = getattr(value, "dtype", None)
     is_floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
@@ -58,7 +58,7 @@ def require(named: dict[str, Any], holds: Callable[[float], bool], expected: str
 
 
 def python_number(**named: Any) -> Any:
-    """An array of one number as a Python number; anything else as it is."""
+    """Converts an array of one number to a Python number; returns the rest as is."""
     full_precision(**named)
     _, value = _single(named)
     is_array = isinstance(value, np.generic | np.ndarray | jax.Array)
@@ -67,57 +67,57 @@ def python_number(**named: Any) -> Any:
 
 
 def positive(**named: Any) -> None:
-    """Finite and greater than zero."""
+    """Raises unless the number is finite and greater than zero."""
     require(named, lambda x: 0 < x < math.inf, "to be positive and finite")
 
 
 def positive_or_infinite(**named: Any) -> None:
-    """Greater than zero; infinity is allowed."""
+    """Raises unless the number is greater than zero; infinity is allowed."""
     require(named, lambda x: x > 0, "to be positive")
 
 
 def non_negative(**named: Any) -> None:
-    """Finite and at least zero."""
+    """Raises unless the number is finite and at least zero."""
     require(named, lambda x: 0 <= x < math.inf, "to be non-negative and finite")
 
 
 def probability(**named: Any) -> None:
-    """Within [0, 1]."""
+    """Raises unless the number is in [0, 1]."""
     require(named, lambda x: 0 <= x <= 1, "in [0, 1]")
 
 
 def open_unit_interval(**named: Any) -> None:
-    """Strictly between 0 and 1."""
+    """Raises unless the number is strictly between 0 and 1."""
     require(named, lambda x: 0 < x < 1, "in (0, 1)")
 
 
 def count(*, least: int = 0, **named: Any) -> None:
-    """A whole number of at least `least`."""
+    """Raises unless the value is a whole number of at least `least`."""
     name, value = _single(named)
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         raise TypeError(
-            f"Expected {name} to be an int, got {shown(value)}. Give a whole number."
+            f"Expected {name} to be an int, got {summary(value)}. Give a whole number."
         )
     if value < least:
         raise ValueError(f"Expected {name} >= {least}, got {name}={value}.")
 
 
 def function(**named: Any) -> None:
-    """A callable."""
+    """Raises unless the value is callable."""
     name, value = _single(named)
     if not callable(value):
         raise TypeError(f"Expected {name} to be a function, got {type(value)}.")
 
 
 def transformation(**named: Any) -> None:
-    """An Optax transformation, rather than the function that makes it."""
+    """Raises unless the value is an Optax transformation, rather than its factory."""
     name, value = _single(named)
     if isinstance(value, type) or not {"init", "update"} <= {*dir(value)}:
         raise TypeError(f"Expected {name} such as optax.sgd(0.1), got {type(value)}.")
 
 
 def typed_key(**named: Any) -> None:
-    """One typed JAX key, as `jax.random.key` makes it."""
+    """Raises unless the value is one typed JAX key, such as from `jax.random.key`."""
     name, value = _single(named)
     dtype = getattr(value, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jax.dtypes.prng_key):
@@ -128,18 +128,18 @@ def typed_key(**named: Any) -> None:
 
 
 def precision(precision: rounding.Precision) -> None:
-    """A precision of products that the clip has a bound for, or None."""
+    """Raises unless the precision is None or one that the clip has a bound for."""
     choices = rounding.CHOICES
     if precision is not None and precision not in choices:
         raise ValueError(
             "Expected precision None, jax.lax.Precision.HIGHEST or a"
             " jax.lax.DotAlgorithmPreset with a bound, got"
-            f" {shown(precision)}. Choose among {', '.join(map(str, choices))}."
+            f" {summary(precision)}. Choose among {', '.join(map(str, choices))}."
         )
 
 
 def real_arrays(**named: Any) -> None:
-    """A tree of arrays of real floating-point numbers."""
+    """Raises unless all leaves are arrays of real floating-point numbers."""
     name, tree = _single(named)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         dtype = getattr(leaf, "dtype", None)
@@ -155,7 +155,7 @@ def real_arrays(**named: Any) -> None:
 
 
 def padding(is_padding_example: Any, size: int) -> None:
-    """A bool array with one entry per example."""
+    """Raises unless the mask is a bool array with one entry per example."""
     dtype = getattr(is_padding_example, "dtype", type(is_padding_example))
     if dtype != jnp.bool_:
         raise TypeError(f"Expected is_padding_example of dtype bool, got {dtype}.")

@@ -12,7 +12,7 @@ from dpadambc.transforms.moments import ScaleByAdamBCState
 
 
 class CleanMoments(NamedTuple):
-    """Moments of gradients before the noise, *not private*; see `not_private`."""
+    """The moments of gradients before the noise, *not private*; see `not_private`."""
 
     count: jax.Array  # shape=(), dtype=int32
     mu: optax.Updates
@@ -20,12 +20,12 @@ class CleanMoments(NamedTuple):
 
 
 class Estimates(NamedTuple):
-    """The moments of one parameter, and the numbers that make them an update."""
+    """The moments of one parameter, and the numbers that turn them into an update."""
 
     mu: jax.Array  # shape of the parameter, like nu
     nu: jax.Array
     count: jax.Array  # at least 1, shape=() like the rest
-    noise_variance: jax.Array  # as nu_hat has averaged it
+    noise_variance: jax.Array  # averaged like nu_hat
     variance_floor: jax.Array
     b1: jax.typing.ArrayLike
     b2: jax.typing.ArrayLike
@@ -36,7 +36,7 @@ class Estimates(NamedTuple):
 
 
 def _adam_states(opt_state: optax.OptState) -> list[Any]:
-    """Every state of Adam in a tree."""
+    """Returns every state of Adam in a tree."""
     kinds = ScaleByAdamBCState, optax.ScaleByAdamState, CleanMoments
     is_known = lambda node: isinstance(node, kinds)
     states = list(filter(is_known, jax.tree.leaves(opt_state, is_leaf=is_known)))
@@ -56,7 +56,7 @@ def _adam_states(opt_state: optax.OptState) -> list[Any]:
 def _noise_variances_of_plain_adam(
     state: Any, noise_stddev: NoiseStddev | None, b2: Any
 ) -> list[Any]:
-    """The noise variance in each parameter's nu_hat, which the state does not hold."""
+    """Returns the noise variance in each nu_hat, which the state does not hold."""
     levels = jax.tree_util.tree_leaves_with_path(noise_stddev)
     if not levels or any(callable(level) for _, level in levels):
         raise ValueError(
@@ -71,7 +71,7 @@ def _noise_variances_of_plain_adam(
                 "Expected noise_stddev with a number for"
                 f" {jax.tree_util.keystr(path)}, got {noise_stddev!r}."
             )
-        # nu weighs squares by 1 - b2, and nu_hat divides by 1 - the b2 of its dtype.
+        # nu weighs squares by 1 - b2, but nu_hat divides by 1 minus b2 in its dtype.
         rounding = (1 - b2) / (1 - jnp.asarray(b2, nu.dtype))
         variances.append(found[0] ** 2 * rounding)
     return variances
@@ -85,13 +85,13 @@ def find(
     b2: jax.typing.ArrayLike,
     **numbers: Any,
 ) -> tuple[jax.Array, dict[str, Estimates]]:
-    """The number of steps taken, and the estimates of every parameter by its path.
+    """Returns the number of steps, and the estimates of every parameter by its path.
 
     Args:
-      opt_state: of any optimizer with the state of Adam in it.
-      noise_stddev: of plain Adam; a corrected state holds its own.
-      variance_floor: of the correction.
-      b2: decay rate of the second moment.
+      opt_state: the state of any optimizer that contains Adam's.
+      noise_stddev: the noise level for plain Adam; a corrected state holds its own.
+      variance_floor: the floor of the correction.
+      b2: the decay rate of the second moment.
       **numbers: the other numbers of `Estimates` that a state does not hold.
     """
     states, found = _adam_states(opt_state), {}

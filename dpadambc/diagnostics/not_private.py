@@ -1,9 +1,9 @@
 """Read-outs of gradients before the noise, which are *not private*.
 
-No epsilon covers them: publish none of them, choose nothing by them that you publish,
-and keep them out of checkpoints. Use them with public or synthetic data, or for
-research. None is an Optax transformation, so none can get into an optimizer's state,
-and `dpadambc.diagnostics.snapshot` refuses a state with clean moments in it.
+No epsilon covers them: publish none of them, do not let them decide anything that you
+publish, and keep them out of checkpoints. Use them with public or synthetic data, or
+for research. None is an Optax transformation, so none can get into an optimizer's
+state, and `dpadambc.diagnostics.snapshot` refuses a state with clean moments in it.
 """
 
 from typing import Any, NamedTuple
@@ -32,10 +32,10 @@ class GradientStatistics(NamedTuple):
     """The norms of the gradients of one batch, *not private*.
 
     Attributes:
-      clip_fraction: the share of examples whose gradient is shortened, left out, or
-        lengthened: those whose norm has another weight than 1 by the mechanism's rule.
+      clip_fraction: the fraction of examples whose gradient is shortened, left out, or
+        lengthened: those whose weight by the mechanism's rule is not 1.
       norm: quantiles of the norms, at the levels of a `Readout`. shape=(9,).
-      l2_clip_norm: C.
+      l2_clip_norm: C, the clip norm.
       signal_norm: the norm of the clipped sum over normalize_by, without the noise.
       noise_norm: the expected norm of the noise in it.
     """
@@ -48,7 +48,7 @@ class GradientStatistics(NamedTuple):
 
     @property
     def signal_to_noise(self) -> jax.Array:
-        """The norm of the clipped sum over that of the noise."""
+        """The norm of the clipped sum over the expected norm of the noise."""
         return self.signal_norm / self.noise_norm
 
 
@@ -59,12 +59,12 @@ def gradient_statistics(
     is_padding_example: jax.Array | None = None,
     step: jax.typing.ArrayLike = 0,
 ) -> GradientStatistics:
-    """Norms, clipping, signal to noise of one batch, *not private*.
+    """Computes norms, clipping and signal to noise of one batch, *not private*.
 
     Args:
       per_example_gradients: from `per_example_grad`, factored or not.
       mechanism: the public numbers, with a clip norm that does not move.
-      is_padding_example: True for rows that are no examples, shape (batch,).
+      is_padding_example: True for padding rows, shape (batch,).
       step: the number of steps made before, where the noise level is a schedule.
 
     Returns:
@@ -104,7 +104,7 @@ def gradient_statistics(
 
 
 def init_clean_moments(params: optax.Params) -> _estimates.CleanMoments:
-    """Moments of gradients before the noise, *not private*: keep them apart.
+    """Makes moments of gradients before the noise, *not private*: keep them secret.
 
     Args:
       params: the parameters.
@@ -132,14 +132,14 @@ def update_clean_moments(
     b1: jax.typing.ArrayLike = 0.9,
     b2: jax.typing.ArrayLike = 0.999,
 ) -> _estimates.CleanMoments:
-    """The moments after one more clipped sum, before the noise: *not private*.
+    """Updates the moments with a clipped sum before the noise: *not private*.
 
     Args:
       state: from `init_clean_moments`, or from the step before.
       clipped_gradient: the sum of clipped gradients over `normalize_by`, such as
         `clipped_grad` returns.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
+      b1: the decay rate of the first moment.
+      b2: the decay rate of the second moment.
 
     Returns:
       The state after the step.
@@ -168,7 +168,7 @@ def snapshot(
     eps: jax.typing.ArrayLike = 1e-8,
     sample_size: int = 16_384,
 ) -> readout.Snapshot:
-    """The clean moments, in the units of the noise added to them: *not private*.
+    """Summarizes the clean moments, in units of the noise: *not private*.
 
     Compare it with `dpadambc.diagnostics.snapshot`: it has the same fields and bins,
     with `noise_variance` 0, so that the excess is the clean second moment, which the
@@ -176,14 +176,14 @@ def snapshot(
 
     Args:
       clean_moments: from `update_clean_moments`.
-      noise_stddev: of the noise that the private run adds, a number.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
-      eps: outside the root.
+      noise_stddev: the level of the noise that the private run adds, a number.
+      b1: the decay rate of the first moment.
+      b2: the decay rate of the second moment.
+      eps: the number that is added outside the root.
       sample_size: as for the private snapshot.
 
     Returns:
-      A `Snapshot` whose update is that of Adam without noise.
+      A `Snapshot` whose update is the one that Adam makes without noise.
 
     Example:
       >>> import jax.numpy as jnp

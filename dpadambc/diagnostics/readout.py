@@ -1,4 +1,4 @@
-"""A summary of Adam's moments in the state of a private optimizer, in little memory."""
+"""A compact summary of Adam's moments in the state of a private optimizer."""
 
 import functools
 from typing import Any, NamedTuple
@@ -20,13 +20,14 @@ _OF_QUANTILES = "mu_hat", "nu_hat", "update", "step_size"
 QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 NUM_BINS = 240
-# Even in asinh: a tenth of a unit wide around zero, a tenth of the value far off.
+# The edges are even in asinh: a tenth of a unit wide around zero, a tenth of the value
+# far off.
 _REACH = 12.0
 BIN_EDGES = np.sinh(np.linspace(-_REACH, _REACH, NUM_BINS + 1))
 
 
 class Readout(NamedTuple):
-    """The moments of one parameter; of several snapshots, time is the first axis.
+    """The moments of one parameter; for several snapshots, time is the first axis.
 
     Quantiles have the levels 0, .01, .05, .25, .5, .75, .95, .99 and 1, shape=(9,).
     Shares are histograms between 241 edges that are even in asinh (`BIN_EDGES` of this
@@ -84,14 +85,15 @@ class Snapshot(NamedTuple):
     Attributes:
       step: the number of steps taken.
       parameters: a `Readout` for each parameter, by its path.
-      cosine_to_momentum: cosine of the update to mu_hat, which is the update with all
-        coordinates at the floor. One is SGD with momentum.
-      cosine_to_sign: cosine of the update to the sign of mu_hat. One is sign descent.
-      cosine_of_correction: cosine between the updates that the corrected and the plain
-        optimizer would make here.
-      rms_update: root mean square of the update at a learning rate of one.
-      rms_plain_update: that of the update without the correction.
-      rms_corrected_update: that of the update with the correction.
+      cosine_to_momentum: the cosine between the update and mu_hat, which is the update
+        with all coordinates at the floor. One is SGD with momentum.
+      cosine_to_sign: the cosine between the update and the sign of mu_hat. One is sign
+      descent.
+      cosine_of_correction: the cosine between the updates of the corrected and the
+        plain optimizer for these moments.
+      rms_update: the root mean square of the update at a learning rate of one.
+      rms_plain_update: the same for the update without the correction.
+      rms_corrected_update: the same for the update with the correction.
     """
 
     step: jax.Array
@@ -112,7 +114,7 @@ class Snapshot(NamedTuple):
 
 
 def _values(found: Estimates) -> dict[str, jax.Array]:
-    """Arrays of the size of the parameter, for the compiler to fuse into their sums."""
+    """Computes arrays of the parameter's size, which the compiler fuses into sums."""
     wide = lambda x: x.astype(at_least_float32(x.dtype))
     mu_hat = optax.tree.bias_correction(wide(found.mu), found.b1, found.count)
     nu_hat = optax.tree.bias_correction(wide(found.nu), found.b2, found.count)
@@ -138,17 +140,17 @@ def _values(found: Estimates) -> dict[str, jax.Array]:
 
 
 def _sample(values: jax.Array, sample_size: int) -> jax.Array:
-    """All values, or `sample_size` of them, the same each time. shape=(n,)."""
+    """Returns all values, or the same `sample_size` of them each time. shape=(n,)."""
     if values.size <= sample_size:
         return values.ravel()
     rng = np.random.default_rng(values.size)
     chosen = np.sort(rng.integers(values.size, size=sample_size))
-    # By all axes: to flatten a sharded array would gather it.
+    # Index all axes: flattening a sharded array would gather it.
     return values[np.unravel_index(chosen, values.shape)]
 
 
 def _shares(values: jax.Array, unit: jax.typing.ArrayLike = 1.0) -> jax.Array:
-    """The shares of values between `BIN_EDGES`; the last bins hold all beyond.
+    """Computes the shares of values between `BIN_EDGES`; the last bins hold all beyond.
 
     Values are in units of `unit`, or of one where that is zero. NaN is in no bin.
     """
@@ -160,7 +162,7 @@ def _shares(values: jax.Array, unit: jax.typing.ArrayLike = 1.0) -> jax.Array:
 
 
 def _readout(found: Estimates, noise_variance: jax.Array, sample_size: int) -> Readout:
-    """The read-out of one parameter, with the units of this noise variance."""
+    """Summarizes one parameter, with the units of this noise variance."""
     values = _values(found)
     mu, nu = (_sample(x, sample_size) for x in (found.mu, found.nu))
     sample = _values(found._replace(mu=mu, nu=nu))
@@ -169,7 +171,7 @@ def _readout(found: Estimates, noise_variance: jax.Array, sample_size: int) -> R
     of_nu = noise_variance, found.b2, found.count
     second_moment_unit = second_moment.second_moment_spread(*of_nu)
 
-    def quantiles(name):  # the ends of all values, the others of the sample
+    def quantiles(name):  # the extremes of all values, the others of the sample
         inner = jnp.quantile(sample[name], jnp.array(QUANTILES[1:-1]))
         least, largest = values[name].min(), values[name].max()
         return jnp.concatenate([least[None], inner, largest[None]])
@@ -202,15 +204,16 @@ _PRODUCTS = (
 def _read(
     after: jax.Array, found: Estimates, noise_variance: jax.Array, sample_size: int
 ) -> tuple[Readout, dict[tuple[str, str], jax.Array]]:
-    """One parameter's read-out and inner products, once `after` (never -1) is known.
+    """Reads one parameter and its inner products, once `after` (never -1) is known.
 
-    One parameter after the other: without an order between them a compiler computes
-    all at once, and holds the temporaries of all.
+    The condition orders the parameters: otherwise a compiler computes all at once, and
+    holds the temporaries of all.
     """
 
     def read():
         values = _values(found)
-        # Sums of products are fused into one pass; `jnp.vdot` would form the vectors.
+        # XLA fuses sums of products into one pass; `jnp.vdot` would materialize the
+        # vectors.
         dots = {(a, b): jnp.sum(values[a] * values[b]) for a, b in _PRODUCTS}
         return _readout(found, noise_variance, sample_size), dots
 
@@ -224,13 +227,13 @@ def of_estimates(
     sample_size: int,
     noise_stddev: jax.typing.ArrayLike | None = None,
 ) -> Snapshot:
-    """The snapshot of these estimates.
+    """Makes the snapshot of these estimates.
 
     Args:
       step: the number of steps taken.
-      found: by the path of the parameter.
-      sample_size: for quantiles and histograms.
-      noise_stddev: for the units, if it is not that of the estimates.
+      found: the estimates, by the path of the parameter.
+      sample_size: the number of coordinates for quantiles and histograms.
+      noise_stddev: the noise level for the units, if it is not that of the estimates.
     """
     parameters, products, after = {}, [], step
     for name, row in found.items():
@@ -272,11 +275,11 @@ def snapshot(
 ) -> Snapshot:
     """Summarizes the moments of a private Adam, from the optimizer's state alone.
 
-    The state is found in a chain, under `optax.masked`, `optax.multi_transform` and
-    `optax.inject_hyperparams`; of an `nnx.Optimizer`, give
-    `nnx.as_pure(optimizer.opt_state)`. It holds the moments but not the settings of the
-    optimizer, so give the same numbers here. For plain Adam the floor and the
-    correction are those of a correction that it might get.
+    It finds the state in a chain, under `optax.masked`, `optax.multi_transform` and
+    `optax.inject_hyperparams`; for an `nnx.Optimizer`, give
+    `nnx.as_pure(optimizer.opt_state)`. The state holds the moments but not the settings
+    of the optimizer, so give the same numbers here. For plain Adam the floor and the
+    correction describe a correction that it might get.
 
     It works under `jax.jit` and inside `jax.lax.scan`. The result has a few kilobytes
     for each parameter, whatever its size, and no parameter is gathered. On a mesh with
@@ -284,22 +287,22 @@ def snapshot(
     `jax.sharding.auto_axes(snapshot, out_sharding=PartitionSpec())`.
 
     Guarantees:
-      * *Private*: a function of the optimizer's state and of public numbers. Behind
-        `add_dp_noise` it is post-processing, and costs no privacy.
+      * *Private*: it is a function of the optimizer's state and of public numbers.
+        After `add_dp_noise` it is post-processing, and costs no privacy.
 
     Args:
       opt_state: the state of a corrected Adam, or of Adam.
-      noise_stddev: of the noise in the gradient, such as `mechanism.noise_stddev`: a
-        number, or a tree prefix of the parameters. Needed for plain Adam alone.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment.
-      eps: outside the root, of plain Adam.
-      eps_root: inside the root, of plain Adam.
-      variance_floor: of the correction.
+      noise_stddev: the noise level of the gradient, such as `mechanism.noise_stddev`: a
+        number, or a tree prefix of the parameters. Needed only for plain Adam.
+      b1: the decay rate of the first moment.
+      b2: the decay rate of the second moment.
+      eps: the number outside the root, for plain Adam.
+      eps_root: the number inside the root, for plain Adam.
+      variance_floor: the floor of the correction.
       correction: the share of the noise variance that is subtracted.
-      sample_size: the number of coordinates of a parameter that quantiles and
-        histograms are of. At the default a share has a standard error of at most 0.4 %.
-        Least and largest values, means, shares at the floor and cosines are exact.
+      sample_size: the number of coordinates of a parameter for quantiles and
+        histograms. At the default a share has a standard error of at most 0.4 %. Least
+        and largest values, means, shares at the floor and cosines are exact.
 
     Returns:
       A `Snapshot`.

@@ -4,12 +4,12 @@ import jax.extend.core as jex
 
 from dpadambc.engine import jaxprs
 
-# They name an axis, and take nothing of the data along it.
+# These operations name an axis without combining data along it.
 _HARMLESS = {"axis_index", "pbroadcast", "pcast", "pvary"}
 
 
 def _names(eqn: jex.JaxprEqn) -> set[str]:
-    """The axes of a mesh or of a `jax.vmap` that an operation is over."""
+    """Returns the axes of a mesh or of a `jax.vmap` that an operation combines."""
     if eqn.primitive.name in _HARMLESS:
         return set()
     found: set[str] = set()
@@ -20,12 +20,12 @@ def _names(eqn: jex.JaxprEqn) -> set[str]:
     return found
 
 
-# How a callback is called for a batch: one example after the other, if at all.
+# The callback methods that call one example after the other, or refuse a batch.
 _ONE_BY_ONE = {None, "sequential", "sequential_unrolled"}
 
 
 def _refuse_own_batching(eqn: jex.JaxprEqn) -> None:
-    """Raises for an operation that is given all examples at once."""
+    """Raises for an operation that sees all examples at once."""
     name, method = eqn.primitive.name, eqn.params.get("vmap_method")
     if name == "custom_vmap_call" or method not in _ONE_BY_ONE:
         what = name if method is None else f"{name} with vmap_method={method!r}"
@@ -41,9 +41,9 @@ def refuse(jaxpr: jex.Jaxpr, allowed: frozenset[str]) -> None:
     """Raises where a program computes across an axis that is not allowed.
 
     Args:
-      jaxpr: of the gradient of one example.
-      allowed: the axes along which all devices have the same examples. Those that the
-        program splits by a `jax.shard_map` of its own are allowed inside of it.
+      jaxpr: the program of the gradient of one example.
+      allowed: the axes along which all devices have the same examples. Inside a
+        `jax.shard_map` of the program, its axes are allowed too.
 
     Raises:
       ValueError: if there is a collective over another axis, or an operation with a

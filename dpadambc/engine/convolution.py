@@ -1,6 +1,6 @@
 r"""Gradients of convolution kernels, tap by tap.
 
-A tap s of the kernel sees the input at every output position k, shifted by s. With
+A tap s of the kernel reads the input at every output position k, shifted by s. With
 :math:`X_s` that slice of the input, positions by input channels, and G the output
 gradient, positions by output channels, the gradient of the tap is a product,
 
@@ -10,11 +10,11 @@ gradient, positions by output channels, the gradient of the tap is a product,
 
 Where positions are few, as in the deep layers of a network, a norm by these two Gram
 matrices takes a small part of the multiplications of M, and the gradient stays in its
-factors. The first matrix has the inner products of patches, each a sum of those of
-input positions. Where positions are many, M is no larger than a few times its factors,
-and is formed, one row of taps after the other. The patches of a row take no more memory
-than the factors; those of all taps would take as many times the input as there are
-taps.
+factors. The first matrix has the inner products of patches, each a sum of inner
+products of input positions. Where positions are many, M is no larger than a few times
+its factors, and is materialized, one row of taps after the other. The patches of a row
+take no more memory than the factors; the patches of all taps would take as many times
+the input as there are taps.
 """
 
 import dataclasses
@@ -32,22 +32,22 @@ from dpadambc.engine.interface import Gradient, Norm, Shape, pytree
 
 
 class Window(NamedTuple):
-    """How taps select slices of the input; one number for each spatial axis."""
+    """The selection of input slices by taps: one number for each spatial axis."""
 
     taps: Shape
-    strides: Shape  # of taps
+    strides: Shape  # between taps
     padding: tuple[tuple[int, int], ...]
     input_dilation: Shape
-    dilation: Shape  # of output positions
+    dilation: Shape  # between output positions
     groups: int
 
     def padded_sizes(self, sizes: Shape) -> Shape:
-        """Input positions along each axis, with their padding and dilation."""
+        """Returns the number of input positions along each axis, padded and dilated."""
         axes = zip(sizes, self.padding, self.input_dilation, strict=True)
         return tuple((n - 1) * d + 1 + low + high for n, (low, high), d in axes)
 
     def padded(self, x: jax.Array) -> jax.Array:
-        """An input (*leading, *positions, channels) with its padding and dilation."""
+        """Pads and dilates an input (*leading, *positions, channels)."""
         spatial = [
             (*padding, dilation - 1)
             for padding, dilation in zip(self.padding, self.input_dilation, strict=True)
@@ -64,7 +64,7 @@ class Convolution(Gradient):
     x: jax.Array  # (*leading, *input positions, groups * input channels)
     g: jax.Array  # (*leading, *output positions, groups * output channels)
     window: Window
-    num_stacked: int  # leading axes that lead the kernel too; the others are summed
+    num_stacked: int  # leading axes of the kernel too; others are summed
     permutation: Shape
     shape: Shape
 
@@ -74,7 +74,7 @@ class Convolution(Gradient):
 
     @property
     def _axes(self) -> int:
-        """How many spatial axes there are."""
+        """The number of spatial axes."""
         return len(self.window.taps)
 
     @property
@@ -82,26 +82,30 @@ class Convolution(Gradient):
         return math.prod(self.window.taps)
 
     def _sizes(self, x: jax.Array) -> Shape:
-        """How many positions there are, along each spatial axis."""
+        """Returns the number of positions along each spatial axis."""
         return x.shape[x.ndim - self._axes - 1 : -1]
 
     @property
     def _positions(self) -> int:
-        """How many products are summed for each number of the kernel's gradient."""
+        """The number of products that are summed for each number of the gradient."""
         return math.prod(self.g.shape[self.num_stacked : -1])
 
     @property
     def _gram_by_positions(self) -> tuple[int, bool]:
-        """Multiplications of the Gram matrix of patches, and whether of positions."""
+        """The multiplications of the Gram matrix, and whether it is by positions."""
         summed = self.x.shape[self.num_stacked : self.x.ndim - self._axes - 1]
         padded = *summed, *self.window.padded_sizes(self._sizes(self.x))
+        # By positions: inner products of all pairs of padded input positions, then one
+        # addition per tap and pair of outputs. By patches: one product per tap, pair
+        # and channel.
         inputs, pairs = self.x.shape[-1], self._taps * self._positions**2
         by_positions = math.prod(padded) ** 2 * inputs + pairs
         return min(by_positions, pairs * inputs), by_positions < pairs * inputs
 
-    def settled(self) -> Gradient:
-        """Factored where a norm takes less than half of what the gradient does."""
+    def cheaper_form(self) -> Gradient:
+        """Keeps the factors if a norm takes under half of the dense one's work."""
         inputs, outputs = self.x.shape[-1], self.g.shape[-1]
+        # Multiplications of both Gram matrices, and of the dense gradient.
         norm = self._gram_by_positions[0] + self._positions**2 * outputs
         formed = self._positions * self._taps * inputs * outputs // self.window.groups
         if 2 * norm < formed:
@@ -109,7 +113,7 @@ class Convolution(Gradient):
         return forms.Dense(self.dense(), self.shape, "direct")
 
     def grouped(self, x: jax.Array, dtype: Any = None) -> jax.Array:
-        """Axes (stacked * groups, positions, channels of a group)."""
+        """Reshapes to axes (stacked * groups, positions, channels of a group)."""
         x = x.astype(dtype or precision.at_least_float32(x.dtype))
         stacked = math.prod(x.shape[: self.num_stacked])
         positions = math.prod(x.shape[self.num_stacked : -1])
@@ -120,7 +124,7 @@ class Convolution(Gradient):
         return x.reshape(stacked * groups, positions, channels)
 
     def _starts(self, axes: int) -> jax.Array:
-        """Where the taps along the first axes begin in the padded input."""
+        """Returns the starts of the taps along the first axes in the padded input."""
         window = self.window
         at = [
             [i * stride for i in range(taps if axis < axes else 1)]
@@ -131,14 +135,14 @@ class Convolution(Gradient):
         return jnp.array([*itertools.product(*at)])
 
     def _extents(self) -> list[int]:
-        """How far apart the first and the last position are that one tap sees."""
+        """Returns the extent of the positions that one tap reads, along each axis."""
         sizes = zip(self._sizes(self.g), self.window.dilation, strict=True)
         return [(n - 1) * dilation + 1 for n, dilation in sizes]
 
     def patches(
         self, x: jax.Array, start: Any, taps: Shape, dtype: Any = None
     ) -> jax.Array:
-        """The padded input as some taps see it, one beside the other, grouped."""
+        """Concatenates the slices of the padded input that some taps read, grouped."""
         window, lead = self.window, x.shape[: x.ndim - self._axes - 1]
         extents, first = self._extents(), (0,) * len(lead)
         sizes = [
@@ -158,10 +162,10 @@ class Convolution(Gradient):
 
     @property
     def _looped_axes(self) -> int:
-        """Along how many of the first axes taps are multiplied one after the other.
+        """The number of leading tap axes over which `dense` loops.
 
-        Those of the other axes are as many as give patches that take no more memory
-        than what the gradient is made of.
+        The taps of the other axes are multiplied at once, as long as their patches take
+        no more memory than the factors.
         """
         one = self.g.size // max(self.g.shape[-1], 1) * self.x.shape[-1]
         at_once = (self.x.size + self.g.size) // max(2 * one, 1)
@@ -173,31 +177,34 @@ class Convolution(Gradient):
         g = self.grouped(self.g, unit.dtype)
         row = (*(1 for _ in range(looped)), *self.window.taps[looped:])
 
-        # An axis of size one would make XLA copy what the loop reads.
+        # An axis of size one would make XLA copy the array that the loop reads.
         flat = g.reshape(-1, g.shape[-1])
 
         def of_row(start):
-            # Padded here, as it is read; else XLA holds padded copies of all layers.
+            # Padded inside the loop; otherwise XLA holds padded copies of all layers.
             x, start = jax.lax.optimization_barrier((self.x, start))
             patches = self.patches(self.window.padded(x), start, row, unit.dtype)
+            # M_s = X_s^T G for the taps s of one row, with the groups as a batch axis.
             return unit.product(patches, flat.reshape(g.shape))
 
         kernel = jax.lax.map(of_row, self._starts(looped))
         stacked, groups = self.x.shape[: self.num_stacked], self.window.groups
         rows, inputs, outputs = len(kernel), self.x.shape[-1] // groups, g.shape[-1]
         kernel = kernel.reshape(rows, -1, groups, math.prod(row), inputs, outputs)
-        # To (stacked, taps, input, groups, output): groups are a part of the output.
+        # To (stacked, taps, input, groups, output): groups are part of the output.
         kernel = kernel.transpose(1, 0, 3, 4, 2, 5)
         shape = *stacked, *self.window.taps, inputs, groups * outputs
         return kernel.reshape(shape).transpose(self.permutation)
 
     def _gram_of_patches(self, unit: rounding.Unit) -> jax.Array:
-        """Inner products of patches: the sums over taps of those of what they see."""
+        """Computes inner products of patches: sums over taps of those of slices."""
         x, one = self.window.padded(self.x), (1,) * self._axes
 
         def seen(start):
             return unit.gram(self.patches(x, start, one, unit.dtype))
 
+        # X_s X_s^T is a box of the Gram matrix of all input positions: compute that
+        # once, and slice it for each tap.
         if self._gram_by_positions[1]:
             sizes, extents = self._sizes(x), self._extents()
             gram = unit.gram(self.grouped(x, unit.dtype))
@@ -213,6 +220,7 @@ class Convolution(Gradient):
                 )
                 return box[(slice(None), *(slice(None, None, n) for n in steps))]
 
+        # sum_s X_s X_s^T, the first factor of the norm.
         first, *_ = starts = self._starts(self._axes)
         add = lambda total, start: (total + seen(start), None)
         total, _ = jax.lax.scan(add, seen(first), starts[1:])
@@ -267,7 +275,7 @@ class Convolution(Gradient):
         return dataclasses.replace(one, x=join(one.x, two.x), g=join(one.g, two.g))
 
     def _flat(self) -> "Convolution":
-        """The same with one summed leading axis."""
+        """Flattens the summed leading axes to one."""
 
         def flat(x):
             trailing = x.shape[-self._axes - 1 :]
@@ -277,7 +285,7 @@ class Convolution(Gradient):
 
 
 def conv_general_dilated(lhs: jax.Array, rhs: jax.Array, params) -> Gradient | None:
-    """`lax.conv_general_dilated` that gives the gradient of a kernel.
+    """Matches the `lax.conv_general_dilated` that gives the gradient of a kernel.
 
     Its batch is the kernel's input channels, its features are the examples that are
     convolved together, and its output positions are the kernel's taps.
@@ -299,6 +307,8 @@ def conv_general_dilated(lhs: jax.Array, rhs: jax.Array, params) -> Gradient | N
         dilation=tuple(params["rhs_dilation"]),
         groups=groups,
     )
+    # Tap t and output k meet at position t s + k d, so n >= (taps - 1) s + (k - 1) d +
+    # 1.
     sizes = window.padded_sizes(x.shape[1:-1]), g.shape[1:-1]
     axes = zip(*sizes, window.dilation, window.strides, strict=True)
     taps = tuple((n - (k - 1) * d - 1) // s + 1 for n, k, d, s in axes)
@@ -306,13 +316,13 @@ def conv_general_dilated(lhs: jax.Array, rhs: jax.Array, params) -> Gradient | N
     is_transposed = set(window.dilation) == {1} != set(window.input_dilation)
     of_kernel = _transposed if groups == 1 and is_transposed else _gradient
     inputs, outputs, *of_taps = out_spec
-    order = *of_taps, inputs, outputs  # of the axes, as `of_kernel` has them
+    order = *of_taps, inputs, outputs  # the axes in the order of `of_kernel`
     permutation = tuple(order.index(i) for i in range(len(order)))
     return view.transposed(of_kernel(x, g, window), permutation)
 
 
 def _gradient(x: jax.Array, g: jax.Array, window: Window) -> Gradient:
-    """The gradient with axes (*taps, input, output)."""
+    """Returns the gradient with axes (*taps, input, output)."""
     overlap = any(a > b for a, b in zip(window.taps, window.dilation, strict=True))
     if window.groups == 1 and not overlap and set(window.strides) == {1}:
         return _patches(x, g, window)
@@ -321,10 +331,11 @@ def _gradient(x: jax.Array, g: jax.Array, window: Window) -> Gradient:
 
 
 def _transposed(x: jax.Array, g: jax.Array, window: Window) -> Gradient:
-    """The same of a transposed convolution, without the zeros between its inputs.
+    """Returns the gradient of a transposed convolution, without zeros between inputs.
 
     Input i is at position low + i d and meets output k at tap t if that is t s + k. So
-    the output gradient is what taps see, in reverse, and the input moves over it.
+    the output gradient takes the role of the padded input, in reverse, and the input
+    moves over it.
     """
     padding = []
     sizes = x.shape[1:-1], window.input_dilation, window.padding, g.shape[1:-1]
@@ -344,10 +355,10 @@ def _transposed(x: jax.Array, g: jax.Array, window: Window) -> Gradient:
 
 
 def _patches(x: jax.Array, g: jax.Array, window: Window) -> product.Product:
-    """The gradient with axes (*taps, input, output), where no two patches overlap.
+    """Returns the gradient with axes (*taps, input, output), for disjoint patches.
 
-    The patches are then no more than the input: of kernels of one tap, or those that
-    embed the patches of an image.
+    All patches together are then no larger than the input. This covers kernels of one
+    tap, and kernels that embed the patches of an image.
     """
     x = window.padded(x)
     spatial = len(window.taps)

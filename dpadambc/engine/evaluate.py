@@ -1,33 +1,33 @@
 """Evaluates the program of a gradient, and keeps the gradient in factored form.
 
 The program is the jaxpr of the gradient of one example. A first pass, from the outputs
-back, finds the variables that reach nothing but gradients, through linear maps that
-preserve the form; a second pass evaluates, and leaves these variables in factored form.
-It enters the calls `jit`, `checkpoint`, `cond` and `scan`. An equation without a
-rule is computed as JAX computes it, and that gradient alone is materialized.
+back, finds the variables that reach only gradients, through linear maps that preserve
+the form; a second pass evaluates, and leaves these variables in factored form. It
+enters the calls `jit`, `checkpoint`, `cond` and `scan`. JAX computes an equation
+without a rule, and only that gradient is materialized.
 
 No rule can help where the gradient itself is not a product of small arrays:
 
 * A kernel that is a function of another, entry by entry or through statistics: a mask,
-  a norm, weight standardization. Reverse mode multiplies the gradient of the one by
-  numbers of its size. Scale or standardize the activations instead, where that is the
-  same: `(x @ w) * scale` for `x @ (w * scale)`. Rows of a table keep their form.
+  a norm, weight standardization. Reverse mode multiplies the gradient of the one by an
+  array of its size. Scale or standardize the activations instead, where that is
+  equivalent: `(x @ w) * scale` for `x @ (w * scale)`. Rows of a table keep their form.
 * A kernel in a penalty: its gradient is a product and an array that all examples share.
   That array is public, so it can be added behind the noise instead.
-* A kernel at a traced index, `w[i]`. Steps of a loop may come back to a kernel, so
-  their gradients are formed and added. Let `jax.lax.scan` go through the kernels, as
-  its `xs`. Rows of a table keep theirs.
-* Kernels gathered for each token, `w[experts]`. The forward pass has a copy of a kernel
-  for each, so their gradients take no more. Send tokens to experts instead.
+* A kernel at a traced index, `w[i]`. Steps of a loop may use a kernel again, so their
+  gradients are materialized and added. Let `jax.lax.scan` go through the kernels, as
+  its `xs`. Rows of a table keep their form.
+* Kernels gathered for each token, `w[experts]`. The forward pass copies a kernel for
+  each token, so the gradients take no more memory. Send tokens to experts instead.
 
-The factors of all layers are held until the norms are known. What `jax.checkpoint`
-saves in ordinary training is given back by microbatches, which hold those of a few.
-Ghost clipping has another answer, two passes: norms in the first, and in the second the
-gradient of the losses, each times its weight. That is not done here. It takes another
-forward and backward pass, where microbatches take little. And norm and sum would come
-from two computations, which may round apart, through cotangents that are scaled, in
-which a custom backward pass need not be linear. (`benchmarks/README.md`, Speed, has
-what microbatches take.)
+The factors of all layers are held until the norms are known. Microbatches, which hold
+the factors of a few examples, replace the memory savings of `jax.checkpoint`. Ghost
+clipping has another answer, two passes: norms in the first, and in the second the
+gradient of the losses, each times its weight. This module does not do that. It takes
+another forward and backward pass, where microbatches take little. And norm and sum
+would come from two computations, which may round differently, through cotangents that
+are scaled, in which a custom backward pass need not be linear. (`benchmarks/README.md`,
+Speed, has the time of microbatches.)
 """
 
 import functools
@@ -45,22 +45,22 @@ Values = list[Any]  # arrays and gradients
 
 
 def _array(value: Any, aval: Any) -> jax.Array:
-    """The array that a value stands for."""
+    """Returns the array that a value represents."""
     return value.dense().astype(aval.dtype) if isinstance(value, Gradient) else value
 
 
 def _bind(jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values) -> Values:
-    """The outputs of one equation of a jaxpr, computed as JAX computes them."""
+    """Evaluates one equation of a jaxpr on arrays, as JAX does."""
     arrays = [
         value if jaxprs.is_literal(atom) else _array(value, atom.aval)
         for atom, value in zip(eqn.invars, values, strict=True)
     ]
-    apart = isolation.BY_PRIMITIVE.get(eqn.primitive.name)
-    return jaxprs.bind(jaxpr, eqn, arrays, apart)
+    transform = isolation.BY_PRIMITIVE.get(eqn.primitive.name)
+    return jaxprs.bind(jaxpr, eqn, arrays, transform)
 
 
 def _map_grads(eqn: jex.JaxprEqn, values: Values) -> Values | None:
-    """The outputs of a linear map of gradients, or None where the form is lost."""
+    """Applies a linear map to gradients, or returns None where the form is lost."""
     name = eqn.primitive.name
     if name not in rules.MAPS or not any(isinstance(v, Gradient) for v in values):
         return None
@@ -73,12 +73,14 @@ def _map_grads(eqn: jex.JaxprEqn, values: Values) -> Values | None:
 
 
 def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
-    """The output of an equation whose factors are arrays, or None without a rule."""
+    """Returns the factored output of an equation on arrays, or None without a rule."""
     name = eqn.primitive.name
     avals: list[Any] = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
     is_real = jnp.issubdtype(avals[-1].dtype, jnp.floating)
     if name not in rules.PRODUCERS or not is_real:
         return None
+    # These primitives add into their first operand: the output is a gradient only if
+    # that is zero.
     kept = 1 if name in rules.INTO_ZEROS else 0
     if not all(map(rules.is_zero, values[:kept])):
         return None
@@ -91,7 +93,7 @@ def _produce(eqn: jex.JaxprEqn, values: Values) -> Values | None:
 
 
 def _origin(eqn: jex.JaxprEqn, values: Values) -> str:
-    """Why a gradient is formed for each example."""
+    """Returns the reason that a gradient is materialized for each example."""
     name = eqn.primitive.name
     lost = any(
         isinstance(v, Gradient) and not isinstance(v, forms.Dense | forms.Full)
@@ -103,15 +105,15 @@ def _origin(eqn: jex.JaxprEqn, values: Values) -> str:
 def _equation(
     jaxpr: jex.Jaxpr, eqn: jex.JaxprEqn, values: Values, lazy: list[bool]
 ) -> Values:
-    """The outputs of one equation: gradients where `lazy`, else arrays."""
+    """Evaluates one equation: returns gradients where `lazy`, else arrays."""
     name = eqn.primitive.name
     if name == "broadcast_in_dim":
         full = rules.full(eqn.params, values[0])
         if full is not None:
             return [full]
-    if not any(lazy) and not program.is_apart(eqn):
+    if not any(lazy) and not program.needs_isolation(eqn):
         return _bind(jaxpr, eqn, values)
-    if name in _ENTERED and program.is_apart(eqn):
+    if name in _ENTERED and program.needs_isolation(eqn):
         outs = _ENTERED[name](eqn, values)
         return [
             forms.as_gradient(out, name) if is_lazy else out
@@ -133,7 +135,7 @@ def _equation(
 def evaluate(
     closed: jex.ClosedJaxpr, args: Sequence[Any], lazy: Sequence[bool]
 ) -> Values:
-    """The outputs of a jaxpr: gradients where `lazy`, else arrays."""
+    """Evaluates a jaxpr: returns gradients where `lazy`, else arrays."""
     jaxpr = closed.jaxpr
     formed = forms.Dense | forms.Full
     factored = [isinstance(x, Gradient) and not isinstance(x, formed) for x in args]
@@ -161,7 +163,7 @@ def _call(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
 
 
 def _checkpoint(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
-    """The body, behind a barrier that keeps XLA from reusing the first computation."""
+    """Evaluates the body behind a barrier: XLA must not reuse the forward pass."""
     if eqn.params["prevent_cse"]:
         values = list(jax.lax.optimization_barrier(tuple(values)))
     return evaluate(jaxprs.body(eqn), values, lazy)
@@ -172,19 +174,21 @@ def _zeros_like(tree: Any) -> Any:
 
 
 def _signature(grad: Gradient) -> tuple:
-    """The common part of two gradients that can stand in one place of a program."""
+    """Identifies the form of a gradient, with its shapes and dtypes."""
     leaves, structure = jax.tree.flatten(grad)
     return structure, tuple((x.shape, x.dtype) for x in leaves)
 
 
 def _cond(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
-    """An output for each form that a branch gives a gradient, zeros in the others."""
+    """Evaluates the branches with one output for each form that any branch returns."""
     index, *operands = values
     branches = [jaxprs.closed(branch) for branch in eqn.params["branches"]]
     avals = [atom.aval for atom in eqn.invars[1:]]
     operands = [_array(v, aval) for v, aval in zip(operands, avals, strict=True)]
     run = lambda branch, *args: evaluate(branch, args, lazy)
     outs = [jax.eval_shape(functools.partial(run, b), *operands) for b in branches]
+    # A branch returns zeros for the forms of the other branches, so that all have one
+    # type. The sum over the forms is the gradient of the branch taken.
     places: list[dict] = [{} for _ in lazy]
     for out in outs:
         for place, grad, is_lazy in zip(places, out, lazy, strict=True):
@@ -220,7 +224,7 @@ def _scan(eqn: jex.JaxprEqn, values: Values, lazy: list[bool]) -> Values:
 
 
 def _custom(eqn: jex.JaxprEqn, values: Values) -> Values:
-    """The body of a call with a derivative of its own, which is not asked for here."""
+    """Evaluates the body of a call whose custom derivative is not needed here."""
     arrays = [_array(v, a.aval) for v, a in zip(values, eqn.invars, strict=True)]
     return evaluate(jaxprs.body(eqn), arrays, [False] * len(eqn.outvars))
 
@@ -239,7 +243,7 @@ def _while(eqn: jex.JaxprEqn, values: Values) -> Values:
     )
 
 
-# Entered only to keep the examples apart; see `isolation`.
+# Entered only to isolate the examples; see `isolation`.
 _ENTERED: dict[str, Callable[[jex.JaxprEqn, Values], Values]] = {
     **dict.fromkeys(jaxprs.CUSTOM, _custom),
     "while": _while,

@@ -1,4 +1,4 @@
-"""The plain forms of a per-example gradient, and sums of forms."""
+"""The materialized forms of a per-example gradient, blocks, and sums of forms."""
 
 import dataclasses
 import functools
@@ -16,11 +16,11 @@ from dpadambc.engine.interface import Entrywise, Gradient, Norm, Shape, pytree, 
 
 @pytree(data_fields=("value",))
 class Dense(Gradient):
-    """The gradient itself."""
+    """The gradient as one array."""
 
     value: jax.Array
     shape: Shape
-    origin: str  # the primitive that produced it, or why it was formed
+    origin: str  # the primitive that produced it, or the reason
 
     @property
     def rule(self) -> str:
@@ -75,7 +75,7 @@ class Dense(Gradient):
 
 @pytree(data_fields=("fill",))
 class Full(Gradient):
-    """One number everywhere; zero where a parameter has no gradient."""
+    """A gradient with one number everywhere; zero where a parameter has no gradient."""
 
     fill: Any  # a scalar
     shape: Shape
@@ -88,12 +88,13 @@ class Full(Gradient):
         dtype = precision.at_least_float32(jnp.result_type(self.fill))
         return jnp.broadcast_to(jnp.asarray(self.fill, dtype), self.shape)
 
-    def settled(self) -> Gradient:
+    def cheaper_form(self) -> Gradient:
         return self if self.is_zero else Dense(self.dense(), self.shape, "constant")
 
     def norm(self, units: rounding.Units) -> Norm:
         del units
         one = dataclasses.replace(self, shape=()).dense()
+        # n entries of size c have the squared norm n c^2.
         return Norm(one * one * math.prod(self.shape), 0.0, 0.0)
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
@@ -141,7 +142,7 @@ class Full(Gradient):
 
 @pytree(data_fields=("block",))
 class Block(Gradient):
-    """A gradient that is zero outside a box: that of a slice of the parameter."""
+    """The gradient of a slice of the parameter: zero outside a box."""
 
     block: Gradient
     starts: Shape
@@ -179,8 +180,8 @@ class Block(Gradient):
         grad = self.block.stacked()
         return Block(grad, (0, *self.starts), (grad.shape[0], *self.shape))
 
-    def settled(self) -> Gradient:
-        return dataclasses.replace(self, block=self.block.settled())
+    def cheaper_form(self) -> Gradient:
+        return dataclasses.replace(self, block=self.block.cheaper_form())
 
     def transpose(self, permutation: Shape) -> Gradient | None:
         grad = self.block.transpose(permutation)
@@ -213,6 +214,7 @@ class Block(Gradient):
         if not isinstance(other, Block):
             return False
         sides = zip(*self._box, *other._box, strict=True)
+        # Boxes that are disjoint along some axis have the inner product zero.
         return any(b <= c or d <= a for a, b, c, d in sides)
 
     def inner(self, other: Gradient) -> jax.Array:
@@ -236,12 +238,15 @@ class Sum(Gradient):
 
     def norm(self, units: rounding.Units) -> Norm:
         parts = [grad.norm(units) for grad in self.parts]
-        if isinstance(self.parts[0], Block):  # apart, as those of parameters are
+        if isinstance(self.parts[0], Block):  # disjoint, so squared norms add
             return Norm.of_all(parts)
+        # ||sum_i N_i||^2 = sum_i ||N_i||^2 + 2 sum_{i>j} <N_i, N_j>.
         total = functools.reduce(jnp.add, [norm.squared for norm in parts])
         for i, x in enumerate(self.parts):
             for y in self.parts[:i]:
                 total += 2 * (x.inner(y) if x.knows_product_with(y) else y.inner(x))
+        # With W the sum of the bounds on ||N_i|| and E = sum_i e_i, rounding hides at
+        # most 2 E W + E^2; see `rounding`, "Several forms".
         in_norm = sum(norm.in_norm for norm in parts)
         lengths: Any = sum(jnp.sqrt(norm.squared) + norm.in_norm for norm in parts)
         allowance = precision.rounding_error(0, total.dtype) * lengths * lengths
@@ -265,9 +270,9 @@ class Sum(Gradient):
     def stacked(self) -> Gradient:
         return self._map(lambda grad: grad.stacked())
 
-    def settled(self) -> Gradient:
-        """Formed as a whole where a part is: the sum takes no more than that part."""
-        parts = [grad.settled() for grad in self.parts]
+    def cheaper_form(self) -> Gradient:
+        """Returns a dense sum where a term is dense: it takes no more memory."""
+        parts = [grad.cheaper_form() for grad in self.parts]
         if any(isinstance(grad, Dense) for grad in parts):
             return Dense(self.dense(), self.shape, "direct")
         return functools.reduce(add, parts)
@@ -302,12 +307,12 @@ class Sum(Gradient):
         return self._map(lambda grad: grad.entrywise(fun, x))
 
 
-# Of so many numbers, a kernel of its own takes longer than the numbers do.
+# Below this size, launching a kernel takes longer than computing the numbers.
 _SMALL = 2**14
 
 
-def apart(gradients: Sequence[Gradient]) -> tuple[list[Dense], list[Gradient]]:
-    """Those that are formed, and the others."""
+def split_dense(gradients: Sequence[Gradient]) -> tuple[list[Dense], list[Gradient]]:
+    """Splits the gradients into materialized and factored ones."""
     dense = [grad for grad in gradients if isinstance(grad, Dense)]
     return dense, [grad for grad in gradients if not isinstance(grad, Dense)]
 
@@ -315,13 +320,13 @@ def apart(gradients: Sequence[Gradient]) -> tuple[list[Dense], list[Gradient]]:
 def side_by_side(
     gradients: Sequence[Dense],
 ) -> tuple[list[Dense], Callable[[Sequence[jax.Array]], list[jax.Array]]]:
-    """The small ones as one, and what parts sums over the examples again.
+    """Concatenates the small gradients; returns a function that splits their sum again.
 
     Args:
-      gradients: whose values have the examples along axis 0.
+      gradients: the gradients; their values have the examples along axis 0.
     """
     sizes = [math.prod(grad.shape) for grad in gradients]
-    # Of low precision XLA would compute them again for each place of the whole.
+    # In low precision XLA would recompute them for each entry of the concatenation.
     small = [
         i
         for i, grad in enumerate(gradients)
@@ -345,7 +350,7 @@ def side_by_side(
 
 
 def as_gradient(value: Any, origin: str) -> Gradient:
-    """The gradient that a value is, or the dense one that an array is."""
+    """Returns the gradient that a value is, or wraps an array as a dense one."""
     if isinstance(value, Gradient):
         return value
     value = value if isinstance(value, jax.Array) else jnp.asarray(value)
@@ -353,7 +358,7 @@ def as_gradient(value: Any, origin: str) -> Gradient:
 
 
 def is_no_gradient(grad: Any) -> bool:
-    """Whether a gradient is zero whatever the data."""
+    """Returns whether a gradient is zero, whatever the data."""
     return isinstance(grad, Full) and grad.is_zero
 
 
@@ -362,7 +367,7 @@ def _parts(grad: Gradient) -> tuple[Gradient, ...]:
 
 
 def _insert(grads: list[Gradient], new: Gradient) -> list[Gradient]:
-    """The gradients with one more: merged with another of its form, or appended."""
+    """Adds a gradient to a list: merges it with one of its form, or appends it."""
     for i, grad in enumerate(grads):
         merged = grad.merge(new)
         if merged is not None:
@@ -371,7 +376,7 @@ def _insert(grads: list[Gradient], new: Gradient) -> list[Gradient]:
 
 
 def add(x: Gradient, y: Gradient) -> Gradient:
-    """The sum of two gradients, dense where cross terms are not known otherwise."""
+    """Adds two gradients; the sum is dense where their inner product is not known."""
     if is_no_gradient(x) or is_no_gradient(y):
         return y if is_no_gradient(x) else x
     grads = functools.reduce(_insert, _parts(y), list(_parts(x)))
@@ -385,7 +390,7 @@ def add(x: Gradient, y: Gradient) -> Gradient:
 
 
 def padded(grad: Gradient, low: Shape, high: Shape) -> Gradient:
-    """The gradient with zeros around it: a block, unless its form can have them."""
+    """Pads the gradient with zeros: a block, unless its form can pad itself."""
     own = grad.pad(low, high)
     if own is not None:
         return own

@@ -1,4 +1,4 @@
-"""Keeps the examples of a batch apart where XLA does not, or JAX cannot map them."""
+"""Isolates the examples of a batch where XLA mixes them, or JAX cannot map them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +8,13 @@ import jax.numpy as jnp
 
 
 def isolated(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """A convolution that `jax.vmap` maps without letting NaN from row to row.
+    """Maps a convolution over examples so that NaN stays in its row.
 
     Where both operands differ between examples, as for the gradient of a kernel, the
-    batch becomes the groups of one convolution. XLA computes that on CPU with zeros
+    batch becomes the groups of one convolution. On CPU, XLA computes it with zeros
     times the other groups, and zero times NaN or infinity is NaN: one example would
-    make all others look broken. So broken examples are left out, and written as NaN.
+    turn all others into NaN. So examples that are not finite are replaced by zeros, and
+    their output by NaN.
 
     Args:
       fun: a function of arrays that returns a list of one array.
@@ -37,7 +38,7 @@ def isolated(fun: Callable[..., Any]) -> Callable[..., Any]:
     return separate
 
 
-# By primitive. JAX maps no `ragged_dot` of a kernel that the examples share.
+# By primitive. JAX cannot map a `ragged_dot` whose kernel the examples share.
 BY_PRIMITIVE: dict[str, Callable[..., Any]] = {
     "conv_general_dilated": isolated,
     "ragged_dot_general": jax.custom_batching.sequential_vmap,

@@ -1,4 +1,4 @@
-"""Programs as JAX traces them (jaxprs): those inside others, and single equations."""
+"""Programs as JAX traces them (jaxprs): nested programs, and single equations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -6,24 +6,24 @@ from typing import Any
 import jax.extend.core as jex
 
 INLINED = {"jit", "pjit", "closed_call", "core_call"}
-# Calls with a derivative of their own, where they are not differentiated any more.
+# Calls with a custom derivative, which is not needed after differentiation.
 CUSTOM = {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 REMATERIALIZED = {"checkpoint", "remat", "remat2"}
 
 
 def closed(jaxpr: Any) -> jex.ClosedJaxpr:
-    """A jaxpr with its constants, whether or not it came with any."""
+    """Returns a jaxpr as a `ClosedJaxpr`, with its constants if it has any."""
     return jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
 
 
 def body(eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
-    """The program that a call calls, or a scan runs at each step."""
+    """Returns the program that a call runs, or a scan runs at each step."""
     names = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
     return closed(next(eqn.params[name] for name in names if name in eqn.params))
 
 
 def inner(eqn: jex.JaxprEqn) -> Iterator[jex.ClosedJaxpr]:
-    """All programs among the parameters of an equation."""
+    """Yields the programs among the parameters of an equation."""
     values = list(eqn.params.values())
     while values:
         value = values.pop(0)
@@ -34,7 +34,7 @@ def inner(eqn: jex.JaxprEqn) -> Iterator[jex.ClosedJaxpr]:
 
 
 def programs_in(program: jex.ClosedJaxpr) -> Iterator[jex.ClosedJaxpr]:
-    """A program and all programs inside it."""
+    """Yields a program and all programs inside it."""
     yield program
     for eqn in program.jaxpr.eqns:
         for each in inner(eqn):
@@ -42,21 +42,21 @@ def programs_in(program: jex.ClosedJaxpr) -> Iterator[jex.ClosedJaxpr]:
 
 
 def equations_in(program: jex.ClosedJaxpr) -> Iterator[jex.JaxprEqn]:
-    """The equations of a program and of all inside it."""
+    """Yields the equations of a program and of all programs inside it."""
     for each in programs_in(program):
         yield from each.jaxpr.eqns
 
 
 def is_literal(atom: Any) -> bool:
-    """Whether an operand is a number written in place."""
+    """Returns whether an operand is a literal number."""
     return isinstance(atom, jex.Literal)
 
 
 def scan_counts(eqn: jex.JaxprEqn) -> tuple[int, int]:
-    """How many operands are constants, how many are carried.
+    """Returns the number of constant operands, and the number of carried ones.
 
-    Told from ranks, since releases of JAX differ in how they write it down: what comes
-    and goes for each step has one axis more outside the body.
+    It compares ranks, since releases of JAX store the numbers differently: a per-step
+    operand or output has one more axis outside the body.
     """
     jaxpr = body(eqn).jaxpr
     same = lambda outer, inner: [
@@ -72,13 +72,13 @@ def bind(
     values: Sequence[Any],
     transform: Callable[..., Any] | None = None,
 ) -> list[Any]:
-    """The outputs of one equation of a jaxpr, computed as JAX computes them.
+    """Evaluates one equation of a jaxpr on arrays, as JAX does.
 
     Args:
-      jaxpr: which the equation is of.
-      eqn: to evaluate.
-      values: of its operands.
-      transform: of the function that evaluates it, if any.
+      jaxpr: the program of the equation.
+      eqn: the equation.
+      values: the values of its operands.
+      transform: a transformation of the function that evaluates it, if any.
     """
     known = {
         atom: value

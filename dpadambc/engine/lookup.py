@@ -1,4 +1,4 @@
-"""Gradients of embedding tables: rows of output gradients, added where ids point."""
+"""Gradients of embedding tables: rows of output gradients, added at the ids."""
 
 import dataclasses
 import functools
@@ -16,18 +16,18 @@ from dpadambc.engine.interface import Entrywise, Gradient, Norm, Shape, pytree, 
 
 @pytree(data_fields=("ids", "g"))
 class Lookup(Gradient):
-    r"""The gradient of an embedding: rows of g added where the ids point.
+    r"""The gradient of an embedding: rows of g, added at the ids.
 
     .. math:: M_v = \sum_{t: v_t = v} g_t, \qquad
         \lVert M \rVert^2 = \sum_{t, s} [v_t = v_s] \, g_t \cdot g_s
 
-    It is the product of one-hot rows with g; the leading axes of both are stacked or
+    It is the product of one-hot rows with g. The leading axes of both are stacked or
     looked up: `num_stacked` of them lead the output too.
     """
 
     ids: jax.Array  # shape=(*stacked, *looked up), within [0, size of the axis)
     g: jax.Array  # shape=(*stacked, *looked up, *row)
-    axis: int  # of the table, along which rows are looked up
+    axis: int  # the axis of the table along which rows are looked up
     num_stacked: int
     shape: Shape
 
@@ -42,7 +42,7 @@ class Lookup(Gradient):
         return rest[:at] + rest[at + 1 :]
 
     def _rows(self) -> tuple[jax.Array, jax.Array]:
-        """Ids with axes (l, t), and rows of g with axes (l, t, j)."""
+        """Returns ids with axes (l, t), and rows of g with axes (l, t, j)."""
         stacked = math.prod(self.shape[: self.num_stacked])
         width = math.prod(self._row_shape)
         count = math.prod(self.ids.shape) // max(stacked, 1)
@@ -60,31 +60,35 @@ class Lookup(Gradient):
         return jnp.moveaxis(table, self.num_stacked, self.axis)
 
     def norm(self, units: rounding.Units) -> Norm:
-        """The sum over t adds up as many rows as have one id; see `product.of_grams`.
+        """Bounds the norm; rows with one id add up over t: see `product.of_grams`.
 
-        So do the segments, whose error is that of a sum, and not of a square.
+        The segments are sums too, so their error is that of a sum, and not of a square.
         """
         del units
         ids, rows = self._rows()
         _, count, width = rows.shape
         error = lambda length: precision.rounding_error(length, rows.dtype)
+        # For T > J the Gram matrix, T by T, is larger than the rows, T by J.
         if count > width:
             squares, terms = jax.vmap(_of_segments)(ids, rows)
             added = error(2 * count) * jnp.sqrt(terms.sum())
             return Norm(squares.sum(), 0.0, added)
+        # ||M||^2 = sum_{t,s} [v_t = v_s] <g_t, g_s>, from the Gram matrix of the rows.
         equal = ids[:, :, None] == ids[:, None, :]
+        # By Cauchy-Schwarz, the errors sum to at most gamma sum_t n_t ||g_t||^2, with
+        # n_t the number of rows that have the id of t.
         terms = jnp.sum(equal.sum(2, dtype=rows.dtype) * squared(rows).sum(2))
         square = jnp.sum(jnp.where(equal, rounding.EXACT.gram(rows), 0))
         square = jnp.maximum(square, 0) + error(width) * terms
         return Norm(square, 0.0, error(count) * jnp.sqrt(terms))
 
-    def settled(self) -> Gradient:
+    def cheaper_form(self) -> Gradient:
         if self.ids.size + self.g.size < math.prod(self.shape):
             return self
         return forms.Dense(self.dense(), self.shape, "direct")
 
     def summed(self) -> Gradient:
-        """The new axis is looked up; it moves behind those that are stacked."""
+        """Moves the new axis, which is looked up, behind the stacked axes."""
         behind = lambda x: jnp.moveaxis(x, 0, self.num_stacked)
         return dataclasses.replace(self, ids=behind(self.ids), g=behind(self.g))
 
@@ -97,7 +101,7 @@ class Lookup(Gradient):
         )
 
     def map_scale(self, fun: Callable[[jax.Array], jax.Array]) -> Gradient:
-        # In float32, in which it is added up too.
+        # The sums are in float32, so scale in float32 too.
         wide = self.g.astype(precision.at_least_float32(self.g.dtype))
         return dataclasses.replace(self, g=fun(wide))
 
@@ -105,7 +109,7 @@ class Lookup(Gradient):
         return []
 
     def transpose(self, permutation: Shape) -> Gradient | None:
-        """The axis of the table may move, the others keep their order."""
+        """Moves the axis of the table; the others must keep their order."""
         rest = [i for i in permutation if i != self.axis]
         moved = permutation.index(self.axis)
         if rest != sorted(rest) or moved < self.num_stacked:
@@ -114,7 +118,7 @@ class Lookup(Gradient):
         return dataclasses.replace(self, axis=moved, shape=shape)
 
     def reshape(self, shape: Shape) -> Gradient | None:
-        """Axes of size one may come and go."""
+        """Adds or removes axes of size one."""
         wide = lambda shape: [n for n in shape if n != 1]
         is_one = self.shape[self.axis] == 1
         if self.num_stacked or is_one or wide(shape) != wide(self.shape):
@@ -133,7 +137,7 @@ class Lookup(Gradient):
         return dataclasses.replace(self, g=g, shape=shape)
 
     def rows_from(self, start: Any, size: int) -> "Lookup":
-        """Successive rows of the table: the others leave rows of zeros."""
+        """Returns the gradient of successive rows; other ids get rows of zeros."""
         inside = (self.ids >= start) & (self.ids < start + size)
         inside = inside.reshape(*inside.shape, *[1] * (self.g.ndim - inside.ndim))
         shape = self.shape[: self.axis] + (size,) + self.shape[self.axis + 1 :]
@@ -159,7 +163,7 @@ class Lookup(Gradient):
         return dataclasses.replace(self, ids=ids, g=g, shape=shape)
 
     def reduce_sum(self, axes: Shape) -> Gradient | None:
-        """Of rows, or of the whole table: then the ids do not matter."""
+        """Sums over axes of the rows, or over the table, without the ids."""
         if any(axis < self.num_stacked for axis in axes):
             return None
         rows = [self._of_rows(axis) for axis in axes if axis != self.axis]
@@ -167,13 +171,14 @@ class Lookup(Gradient):
         shape = tuple(self.shape[i] for i in left)
         wide = self.g.astype(precision.at_least_float32(self.g.dtype))
         if self.axis in axes:
+            # sum_v M_v = sum_t g_t, since each row of g is added at one id.
             looked_up = range(self.num_stacked, self.ids.ndim)
             return forms.Dense(wide.sum((*looked_up, *rows)), shape, "direct")
         axis = left.index(self.axis)
         return dataclasses.replace(self, g=wide.sum(rows), axis=axis, shape=shape)
 
     def _of_rows(self, axis: int) -> int:
-        """The axis of g that an axis of the gradient is, but that of the table."""
+        """Returns the axis of g for an axis of the gradient other than the table's."""
         if axis < self.num_stacked:
             return axis
         return self.ids.ndim + axis - self.num_stacked - (axis > self.axis)
@@ -182,7 +187,7 @@ class Lookup(Gradient):
         return dataclasses.replace(self, g=fun(self.g, self._at_ids(x)))
 
     def _at_ids(self, x: jax.Array) -> jax.Array:
-        """The rows of an array that the ids point to, as g has them."""
+        """Returns the rows of an array at the ids, with the axes of g."""
         x, stacked = jnp.moveaxis(x, self.axis, self.num_stacked), self.num_stacked
         if x.shape[stacked] == 1:
             ones = [1] * (self.ids.ndim - stacked)
@@ -197,11 +202,11 @@ class Lookup(Gradient):
     def times(
         self, x: jax.Array, contract: tuple[Shape, Shape], batch: tuple[Shape, Shape]
     ) -> Gradient | None:
-        r"""`lax.dot_general` with an array, by which rows are multiplied.
+        r"""Multiplies the rows by an array, as `lax.dot_general` does.
 
-        Where the axis of the table is contracted, the rows of the array that the ids
-        point to are one factor of a product, :math:`\sum_t g_t \otimes x_{v_t}`. None
-        where there are as many ids as rows of the table.
+        If the axis of the table is contracted, the rows of the array at the ids are one
+        factor of a product, :math:`\sum_t g_t \otimes x_{v_t}`. Returns None if there
+        are as many ids as rows of the table.
         """
         if self.num_stacked or batch[0] or self.ids.size >= self.shape[self.axis]:
             return None
@@ -242,7 +247,7 @@ class Lookup(Gradient):
         )
 
     def _flat(self) -> "Lookup":
-        """The same with one looked-up axis."""
+        """Flattens the looked-up axes to one."""
         stacked, row = self.shape[: self.num_stacked], self._row_shape
         ids = self.ids.reshape(*stacked, -1)
         return dataclasses.replace(self, ids=ids, g=self.g.reshape(*ids.shape, *row))
@@ -251,32 +256,35 @@ class Lookup(Gradient):
         return self._as_head(other) is not None
 
     def _as_head(self, other: Gradient) -> product.Product | None:
-        """A product of the same table, such as the gradient of a tied output head.
+        """Returns a product of the same table, such as that of a tied output head.
 
-        Its factor a has the axis of the ids, and g all the others.
+        Its factor a has the axis of the ids, and its factor g all the others.
         """
         if not isinstance(other, product.Product) or self.num_stacked:
             return None
         return other.with_alone(self.axis)
 
     def inner(self, other: Gradient) -> jax.Array:
-        r""":math:`\sum_{t,s} (g_t \cdot g'_s) a_{s, v_t}`, and an allowance."""
+        r"""Computes :math:`\sum_{t,s} (g_t \cdot g'_s) a_{s, v_t}` and an allowance."""
         head = self._as_head(other)
         assert head is not None
+        # <M, M'> = sum_t <g_t, M'_{v_t}>, and row v of M' is sum_s a_{s,v} g'_s.
         (ids,), (rows,) = self._rows()
         others = head.g.reshape(head.g.shape[0], rows.shape[1])
         products = rounding.EXACT.einsum(others, (0, 2), rows, (1, 2), (0, 1))
         looked_up = jnp.take(head.a, ids, axis=1)
+        # The error of <g_t, g'_s> is at most gamma ||g_t|| ||g'_s||; by Cauchy-Schwarz,
+        # weighted by a it sums to at most gamma times the three Frobenius norms.
         norms = map(jnp.linalg.norm, (others, rows, looked_up))
         error = precision.rounding_error(rows.shape[1], products.dtype)
         allowance = functools.reduce(jnp.multiply, norms, error)
         return jnp.sum(products * looked_up) + allowance
 
     def gather(self, indices: jax.Array, params) -> Gradient | None:
-        """`lax.gather` of whole rows: of those that something else takes the place of.
+        """Gathers whole rows, as `lax.gather` does: those that the loss replaces.
 
-        Rows one after the other are looked up. Others are formed, unless they and what
-        finds them are larger than the table.
+        Successive rows stay a lookup. Others are materialized, unless they and the
+        comparison of ids are larger than the table.
         """
         numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
         size, rest = sizes[self.axis], sizes[: self.axis] + sizes[self.axis + 1 :]
@@ -313,10 +321,11 @@ class Lookup(Gradient):
 
 
 def _of_segments(ids: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows of equal ids summed next to each other, for sequences longer than wide.
+    """Sums rows of equal ids in segments, for sequences longer than rows are wide.
 
     Returns:
-      The squared norm, and the square of the sum of the norms of the rows of an id.
+      The squared norm, and the sum over ids of n times the squared norms of its n rows,
+      which bounds the square of the sum of their norms.
     """
     order = jnp.argsort(ids)
     ids, rows = ids[order], rows[order]
@@ -329,22 +338,23 @@ def _of_segments(ids: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def _wide(ids: jax.Array) -> jax.Array:
-    """Integers that hold the number of any row."""
+    """Casts ids to integers that can number any row."""
     return ids.astype(jnp.int32) if ids.dtype.itemsize < 4 else ids
 
 
 def _at_ids(
     ids: dict[int, jax.Array], rows: jax.Array, shape: Shape
 ) -> Gradient | None:
-    """Rows added into zeros, at ids along each of some axes that are inside of them.
+    """Adds rows into zeros, at in-range ids along each of some axes.
 
-    None where there are more rows than an integer can number.
+    Returns None where there are more rows than an integer can number.
     """
     if math.prod(shape[i] for i in ids) > np.iinfo(np.int32).max:
         return None
     axes = (*ids, *(i for i in range(len(shape)) if i not in ids))
     sizes = tuple(shape[i] for i in axes)
     flat = jnp.zeros((), jnp.int32)
+    # Row-major numbers of the ids along several axes: one table of many rows.
     for axis, along in ids.items():
         flat = flat * shape[axis] + along
     count = math.prod(sizes[: len(ids)])
@@ -356,7 +366,7 @@ def _at_ids(
 def scatter_add(
     shape: Shape, indices: jax.Array, g: jax.Array, params
 ) -> Gradient | None:
-    """`lax.scatter_add` into zeros of windows that are whole along the other axes."""
+    """Matches `lax.scatter_add` into zeros, of windows that span the other axes."""
     numbers = params["dimension_numbers"]
     if numbers.operand_batching_dims:
         return None
@@ -390,7 +400,7 @@ def scatter_add(
 def dynamic_update_slice(
     shape: Shape, update: jax.Array, starts: tuple[jax.Array, ...]
 ) -> Gradient | None:
-    """`lax.dynamic_update_slice` into zeros of one row, or of several in succession."""
+    """Matches `lax.dynamic_update_slice` into zeros, of one row or successive ones."""
     chosen = [i for i, n in enumerate(shape) if update.shape[i] != n]
     whole = [i for i in range(len(shape)) if i not in chosen]
     if len(chosen) != 1 or len(whole) > 1:
@@ -405,9 +415,9 @@ def dynamic_update_slice(
 def sparse_dot_general(
     data: jax.Array, indices: jax.Array, g: jax.Array, params
 ) -> Gradient | None:
-    """That of `jax.experimental.sparse.BCOO`: each number has an output row.
+    """Returns the gradient by `jax.experimental.sparse.BCOO`, a row for each entry.
 
-    None where no sparse axis is left, along which rows are looked up.
+    Returns None where no sparse axis is left to look rows up along.
     """
     (of_sparse, of_g), (batch, _) = params["dimension_numbers"]
     size = params["lhs_spinfo"].shape
@@ -428,7 +438,7 @@ def sparse_dot_general(
     for axis, i in enumerate(i for i in range(len(size)) if i not in of_sparse):
         place = jnp.where(at[i] < 0, at[i] + size[i], at[i])
         ids[axis] = jnp.clip(place, 0, max(size[i] - 1, 0))
-        inside = (place == ids[axis]).reshape(data.shape)  # else it is padding
+        inside = (place == ids[axis]).reshape(data.shape)  # or padding
         rows = jnp.where(inside, rows, jnp.zeros((), rows.dtype))
     shape = *(size[i] for i in range(len(size)) if i not in of_sparse), *rows.shape[1:]
     return _at_ids(ids, rows, shape)
@@ -437,7 +447,7 @@ def sparse_dot_general(
 def kept_by_scatter(
     shape: Shape, indices: jax.Array, updates: Shape, params
 ) -> jax.Array:
-    """Whether `lax.scatter` of this shape leaves an entry as it is; axes may be one."""
+    """Returns which entries `lax.scatter` leaves unchanged; axes may have size one."""
     numbers = params["dimension_numbers"]
     outside = *numbers.inserted_window_dims, *numbers.operand_batching_dims
     windowed = [i for i in range(len(shape)) if i not in outside]

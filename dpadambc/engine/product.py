@@ -1,21 +1,21 @@
-r"""Gradients that are a product of two arrays: of dense, attention or LoRA kernels.
+r"""Gradients that are a product of two arrays, of dense, attention or LoRA kernels.
 
-Reverse mode has the gradient of such a kernel as a contraction of activations a with
-output gradients g,
+Reverse mode computes the gradient of such a kernel as a contraction of activations a
+with output gradients g,
 
 .. math:: M_{l,i,j} = \sum_t a_{l,t,i} \, g_{l,t,j}
 
 with the axes named by integers, as in an einsum: contracted t, shared l (heads,
-experts, layers), and i and j of one factor alone. Its squared norm needs the two Gram
-matrices over t only,
+experts, layers), and i and j of one factor alone. Its squared norm needs only the two
+Gram matrices over t,
 
 .. math:: \lVert M \rVert^2 =
     \sum_l \sum_{t,s} (a_{lt} \cdot a_{ls})(g_{lt} \cdot g_{ls})
 
 (`Li et al. 2022 <https://arxiv.org/abs/2110.05679>`_). That costs less than M where M
 is larger than its factors: T (I + J) < I J is the condition of both. Otherwise M itself
-is formed; it is then no larger than what the backward pass holds anyway. So neither the
-form nor its norm ever takes more memory than the factors.
+is materialized; it is then no larger than the arrays that the backward pass holds
+anyway. So neither the form nor its norm ever takes more memory than the factors.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ Axes = tuple[int, ...]
 
 
 def _split(old: Sequence[int], new: Sequence[int]) -> list[list[int]] | None:
-    """For each size, the positions of the sizes above one that it is split into."""
+    """Maps each size to the positions of the sizes above one that it is split into."""
     left, runs = [i for i, n in enumerate(new) if n != 1], []
     for size in old:
         run = []
@@ -49,7 +49,7 @@ def _split(old: Sequence[int], new: Sequence[int]) -> list[list[int]] | None:
 class Product(Gradient):
     """A contraction of two arrays, `einsum(a, a_axes, g, g_axes, out_axes)`.
 
-    An axis of the output that is named None has size one, and is in neither factor.
+    An output axis named None has size one, and is in neither factor.
     """
 
     a: jax.Array
@@ -78,7 +78,7 @@ class Product(Gradient):
         return 1 + max((-1, *self.a_axes, *self.g_axes))
 
     def matrix(self, x: jax.Array, axes: Axes) -> tuple[jax.Array, Axes]:
-        """A factor with axes (l, t, own), and the names of its own axes."""
+        """Reshapes a factor to axes (l, t, own); returns the names of its own."""
         shared, contracted = self.shared, self._contracted
         own = tuple(i for i in self.out_axes if i in axes and i not in shared)
         x = jnp.transpose(x, [axes.index(i) for i in (*shared, *contracted, *own)])
@@ -91,6 +91,8 @@ class Product(Gradient):
         (a, a_own), (g, g_own) = (self.matrix(*side) for side in sides)
         names = [i for i in self.out_axes if i is not None]
         own = [i for i in names if i not in self.shared]
+        # The product has the axes of its first factor first; swap to save a
+        # transposition.
         if own and own[0] in g_own:
             a, a_own, g, g_own = g, g_own, a, a_own
         kernel = units.of(a, g).product(a, g)
@@ -107,7 +109,7 @@ class Product(Gradient):
 
     def norm(self, units: rounding.Units) -> Norm:
         unit = units.of(self.a, self.g)
-        if not self._contracted:  # one term, whose norm is no product of matrices
+        if not self._contracted:  # an outer product: ||a g^T|| = ||a|| ||g||
             square = self._outer_squared_norm()
             return Norm(square, 0.0, unit.in_sum * jnp.sqrt(square))
         matrices = self._matrices
@@ -116,8 +118,8 @@ class Product(Gradient):
         return of_grams(unit, [unit.gram(x) for x in matrices], lengths, scaled)
 
     def operands(self, units: rounding.Units) -> Gradient:
-        # The norm of one term is that of its factors, which no product rounds.
-        grad = self if self._contracted else rounding.pinned(self)
+        # A norm of one term needs no product, so only the dtype rounds its factors.
+        grad = self if self._contracted else rounding.rounded_tree(self)
         unit = units.of(self.a, self.g)
         return dataclasses.replace(grad, a=unit.operand(grad.a), g=unit.operand(grad.g))
 
@@ -126,14 +128,16 @@ class Product(Gradient):
             own = tuple(at for at, i in enumerate(axes) if i not in self.shared)
             order = sorted(i for i in axes if i in self.shared)
             totals = squared(x).sum(own)
-            # Squares below the least normal number vanish.
+            # Squares below the least normal number underflow, so add a bound on them.
             totals += jnp.finfo(totals.dtype).tiny * x.size
             left = [i for i in axes if i in self.shared]
             return jnp.transpose(totals, [left.index(i) for i in order])
 
+        # ||a_l g_l^T||^2 = ||a_l||^2 ||g_l||^2, summed over the shared axes l.
         return jnp.sum(squares(self.a, self.a_axes) * squares(self.g, self.g_axes))
 
-    def settled(self) -> Gradient:
+    def cheaper_form(self) -> Gradient:
+        # T (I + J) < I J: the factors are smaller than the gradient.
         if self.a.size + self.g.size < math.prod(self.shape):
             return self
         return forms.Dense(self.dense(), self.shape, "direct")
@@ -161,7 +165,7 @@ class Product(Gradient):
 
     @property
     def _scales_a(self) -> bool:
-        """The smaller factor is."""
+        """Whether weights scale a, the smaller factor, instead of g."""
         return self.a.size < self.g.size
 
     def unscaled(self) -> list[jax.Array]:
@@ -175,7 +179,7 @@ class Product(Gradient):
         )
 
     def reshape(self, shape: Shape) -> Gradient | None:
-        """Axes may be split, and those of size one come and go."""
+        """Splits axes, and adds or removes axes of size one."""
         named = list(zip(self.out_axes, self.shape, strict=True))
         units = [i for i, (name, n) in enumerate(named) if n == 1 and name is not None]
         if units:
@@ -226,6 +230,8 @@ class Product(Gradient):
         shared = {i for i in names if i in self.a_axes and i in self.g_axes}
 
         def total(x, x_axes):
+            # A sum over an axis of one factor is taken there. A shared axis becomes
+            # contracted, since it leaves the output.
             own = [i for i in x_axes if i in names - shared]
             x = x.sum([x_axes.index(i) for i in own])
             return x, tuple(i for i in x_axes if i not in own)
@@ -240,10 +246,10 @@ class Product(Gradient):
     def times(
         self, x: jax.Array, contract: tuple[Axes, Axes], batch: tuple[Axes, Axes]
     ) -> "Product | None":
-        """`lax.dot_general` with an array, by which one factor is multiplied.
+        """Multiplies one factor by an array, as `lax.dot_general` does.
 
-        None where neither factor alone has the axes that are contracted, or where it
-        would get larger than the gradient is.
+        Returns None where neither factor alone has the contracted axes, or where the
+        factor would get larger than the gradient is.
         """
         mine, theirs = (*contract[0], *batch[0]), (*contract[1], *batch[1])
         first, met = self._next_name(), [self.out_axes[i] for i in mine]
@@ -264,6 +270,7 @@ class Product(Gradient):
             return None
         left = [*batch[0], *(i for i in range(len(self.shape)) if i not in mine)]
         new = [i for i in x_axes if i not in met]
+        # (sum_t a_t g_t^T) x = sum_t a_t (x^T g_t)^T: multiply the rows of one factor.
         return dataclasses.replace(
             grad,
             g=rounding.EXACT.einsum(grad.g, grad.g_axes, x, x_axes, g_axes),
@@ -273,7 +280,8 @@ class Product(Gradient):
         )
 
     def entrywise(self, fun: Entrywise, x: jax.Array) -> Gradient | None:
-        """Where the array varies along axes of one factor alone."""
+        """Applies `fun` where the array varies along axes of one factor alone."""
+        # (a_i g_j) x_j = a_i (g_j x_j): scale the factor that has the axes of x.
         varies = {i for i, n in zip(self.out_axes, x.shape, strict=True) if n != 1}
         for grad in (self, self._swapped()):
             if varies <= {*grad.g_axes}:
@@ -295,6 +303,7 @@ class Product(Gradient):
         for theirs in (other, other._swapped()):
             theirs = theirs._canonical()
             if mine._spec == theirs._spec:
+                # A sum of two products contracts over the concatenated terms t.
                 join = lambda x, y: jnp.concatenate([x, y])
                 return dataclasses.replace(
                     mine, a=join(mine.a, theirs.a), g=join(mine.g, theirs.g)
@@ -302,7 +311,7 @@ class Product(Gradient):
         return None
 
     def with_alone(self, axis: int) -> "Product | None":
-        """The same with one contracted axis, and `axis` of the output alone in `a`."""
+        """Returns the product with one contracted axis, and `axis` alone in `a`."""
         rest = tuple(1 + i for i in range(len(self.shape)) if i != axis)
         for grad in (self, self._swapped()):
             grad = grad._canonical()
@@ -320,7 +329,7 @@ class Product(Gradient):
         return self.a_axes, self.g_axes, self.out_axes
 
     def _canonical(self) -> "Product":
-        """One contracted axis, named 0 and first; the others named by the output."""
+        """Merges the contracted axes to one, named 0; renames the others."""
         name = {old: new for new, old in enumerate(self.out_axes, 1) if old is not None}
 
         def order(x, axes):
@@ -336,41 +345,48 @@ class Product(Gradient):
 def of_grams(
     unit: rounding.Unit, grams: Sequence[jax.Array], lengths: Sequence[int], scaled: int
 ) -> Norm:
-    r"""Of Gram matrices with axes (l, t, t), which have all that S needs.
+    r"""Computes a `Norm` from Gram matrices with axes (l, t, t), S included.
 
-    What the entries of one are wrong by counts as much as the other has:
-    :math:`\gamma_I \sum_{t,s} \lVert a_t \rVert \lVert a_s \rVert |g_t \cdot g_s|
-    \le \gamma_I \sum_t \lVert a_t \rVert^2 \sum_s |g_t \cdot g_s|`, and the same with
-    a and g exchanged. The weighted sum adds up T scaled terms, so it is wrong by at
-    most :math:`\gamma_{T+1} S`.
+    An error in one Gram matrix counts in proportion to the entries of the other:
+    :math:`\gamma_I \sum_{t,s} \lVert a_t \rVert \lVert a_s \rVert |g_t \cdot g_s| \le
+    \gamma_I \sum_t \lVert a_t \rVert^2 \sum_s |g_t \cdot g_s|`, and the same with a and
+    g exchanged. The weighted sum adds up T scaled terms, so its error is at most
+    :math:`\gamma_{T+1} S`.
 
     Args:
-      unit: that multiplied them.
-      grams: of the two factors.
-      lengths: how many products were added up for an entry of each.
+      unit: the unit that multiplied them.
+      grams: the Gram matrices of the two factors.
+      lengths: the number of products in an entry of each.
       scaled: which factor is scaled by the weight.
     """
-    # Sums of one shape, which XLA computes in one pass.
+    # Sums of one shape, which XLA computes in one pass over memory.
+    # ||M||^2 = sum_l sum_{t,s} (a_lt . a_ls)(g_lt . g_ls).
     total = lambda x: x.sum((1, 2))
     both = jnp.multiply(*grams)
     error = lambda length: precision.rounding_error(length, both.dtype)
     rows, is_diagonal = both.shape[1], jnp.eye(both.shape[1], dtype=bool)
-    # Squares below the least normal number vanish.
+    # Squares below the least normal number underflow, so add a bound on them.
     tiny = 4 * float(jnp.finfo(both.dtype).tiny / jnp.finfo(both.dtype).eps)
+    # The diagonals hold ||a_t||^2 and ||g_t||^2, and the rows sum to sum_s |a_t . a_s|.
     a, g = (jnp.where(is_diagonal, x, 0).sum(2) + tiny for x in grams)
     of_a, of_g = (jnp.abs(x).sum(2) for x in grams)
+    # The docstring's bound on the error of both Gram matrices.
     moved = error(lengths[0]) * a * of_g + error(lengths[1]) * g * of_a
     allowance, square = jnp.sum(moved), jnp.sum(both)
-    # The root of a sum of T squares, times that of T, is not below the sum.
+    # By Cauchy-Schwarz, S = sum_t ||a_t|| ||g_t|| <= sqrt(T sum_t ||a_t||^2 ||g_t||^2).
     added = error(rows + 1) * math.sqrt(rows) * jnp.sqrt(jnp.sum(a * g))
     if not unit.in_sum:
         return Norm(jnp.maximum(square, 0) + allowance, 0.0, added)
-    # With as much as squares that vanish may hold.
+    # ||A A^T|| bounds the squared spectral norm; add a bound on underflowed squares.
     vanished = jnp.finfo(square.dtype).tiny * both[0].size
     largest = [jnp.sqrt(total(x * x) + vanished) for x in grams]
+    # Two bounds on S of each kernel, by rows and by spectral norms (`rounding`, 1).
+    # Several kernels combine by the root of the sum of squares.
     by_rows = jnp.sqrt(a * g).sum(1)
     of_each = jnp.fmin(by_rows, unit.spectral((a.sum(1), g.sum(1)), largest, scaled))
     terms = jnp.linalg.norm(of_each) + jnp.sqrt(allowance)
+    # ||N|| <= sqrt(max(q, e^2)) + e with e = k S (`rounding`, 2); three passes add to
+    # q.
     in_norm = unit.in_norm * terms
     square = jnp.maximum(square, in_norm * in_norm)
     allowance += unit.left_out * terms * terms
@@ -378,7 +394,7 @@ def of_grams(
 
 
 def dot_general(a: jax.Array, g: jax.Array, dimension_numbers) -> Product:
-    """`lax.dot_general(a, g, dimension_numbers)`, not yet multiplied."""
+    """Represents `lax.dot_general(a, g, dimension_numbers)`, not yet multiplied."""
     a, g = map(precision.at_least_16_bits, (a, g))
     (a_contract, g_contract), (a_batch, g_batch) = dimension_numbers
     a_axes = list(range(a.ndim))

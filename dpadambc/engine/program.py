@@ -1,7 +1,7 @@
-"""Facts of the jaxpr of a gradient before it is evaluated.
+"""Analyses of the jaxpr of a gradient before it is evaluated.
 
-Which variables may stay factored: those that reach nothing but gradients, through
-linear maps that preserve the form. And the carries of a scan, and its sums.
+They find the variables that may stay factored: those that reach only gradients, through
+linear maps that preserve the form. They also find the carries of a scan that are sums.
 """
 
 import collections
@@ -23,10 +23,10 @@ def _shape(atom: Any) -> tuple[int, ...]:
 
 
 def origins(jaxpr: jex.Jaxpr) -> list[str]:
-    """Why each output is formed, if it is an array: as a product, or as what it is.
+    """Returns the reason that each output is dense: a product, or an array by itself.
 
-    A product is an array where something else needs it, as where parameters share a
-    kernel, `w + jnp.exp(v)`.
+    A product is an array where another operation needs it, such as when parameters
+    share a kernel, `w + jnp.exp(v)`.
     """
     products: dict[Any, str] = {}
     for eqn in jaxpr.eqns:
@@ -40,7 +40,7 @@ def origins(jaxpr: jex.Jaxpr) -> list[str]:
 
 
 class Demand:
-    """Which variables of a jaxpr are used at all, and which as arrays.
+    """The variables of a jaxpr that are used, and those that are used as arrays.
 
     Args:
       jaxpr: the program.
@@ -67,11 +67,11 @@ class Demand:
         return bool(eqn.effects) or any(v in self._used for v in eqn.outvars)
 
     def lazy(self, variables: Sequence[Any]) -> list[bool]:
-        """For each variable, whether it may be a gradient."""
+        """Returns, for each variable, whether it may be a gradient."""
         return [v in self._used and v not in self._strict for v in variables]
 
     def strict(self, variables: Sequence[Any]) -> list[bool]:
-        """For each variable, whether it must be an array."""
+        """Returns, for each variable, whether it must be an array."""
         return [v in self._strict for v in variables]
 
     def _use(self, atoms: Sequence[Any], lazy: Sequence[bool]) -> None:
@@ -82,7 +82,7 @@ class Demand:
                     self._strict.add(atom)
 
     def _may_be_grads(self, eqn: jex.JaxprEqn) -> list[bool]:
-        """For each operand, whether it may be a gradient, given which outputs may."""
+        """Returns, for each operand, whether it may be a gradient."""
         name, outs = eqn.primitive.name, eqn.outvars
         if name in jaxprs.INLINED or name in jaxprs.REMATERIALIZED:
             jaxpr = jaxprs.body(eqn).jaxpr
@@ -104,15 +104,15 @@ class Demand:
                 )
             ]
         if name == "dot_general":
-            # Of three arrays multiplied, the larger product of two is not formed; nor
-            # is a product where a square matrix, which keeps its size, multiplies it.
+            # Of a product of three arrays, the larger product of two stays factored. So
+            # does a product that a square matrix multiplies, which keeps its size.
             *sizes, out = (math.prod(_shape(atom)) for atom in (*eqn.invars, *outs))
             others = reversed(sizes)
             return [
                 of_table or size == out or size > max(other, out)
                 for of_table, size, other in zip(of_tables, sizes, others, strict=True)
             ]
-        # The number around a padded gradient is none.
+        # The padding value of a gradient is not a gradient.
         return [i == 0 or name != "pad" for i in range(len(eqn.invars))]
 
     def _are_of_tables(self, atoms: Sequence[Any]) -> list[bool]:
@@ -123,7 +123,7 @@ class Demand:
 
 
 def _gradients_of_tables(jaxpr: jex.Jaxpr, given: Sequence[bool]) -> set[Any]:
-    """The variables that are made by a lookup's transpose, and maps of these."""
+    """Returns the outputs of lookups' transposes, and linear maps of them."""
     found = {v for v, is_one in zip(jaxpr.invars, given, strict=True) if is_one}
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
@@ -139,9 +139,9 @@ def _gradients_of_tables(jaxpr: jex.Jaxpr, given: Sequence[bool]) -> set[Any]:
 
 
 def accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
-    """Whether `after` is `before` and something added, and that is all they are for.
+    """Returns whether `after` is `before` plus other terms, without any other use.
 
-    No sum on the way may be used twice: it would be missed where the other use is.
+    No sum between them may be used twice: the other use would miss the dropped carry.
     """
     made_by = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     atoms = [*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]
@@ -158,7 +158,9 @@ def accumulates(jaxpr: jex.Jaxpr, before: Any, after: Any) -> bool:
     return leads_back(after)
 
 
-def is_apart(eqn: jex.JaxprEqn) -> bool:
-    """Whether it, or one inside of it, has examples to keep apart; see `isolation`."""
+def needs_isolation(eqn: jex.JaxprEqn) -> bool:
+    """Returns whether an equation, or one inside it, needs `isolation`."""
     inner = (x for each in jaxprs.inner(eqn) for x in each.jaxpr.eqns)
-    return eqn.primitive.name in isolation.BY_PRIMITIVE or any(map(is_apart, inner))
+    return eqn.primitive.name in isolation.BY_PRIMITIVE or any(
+        map(needs_isolation, inner)
+    )

@@ -1,42 +1,43 @@
-r"""Products that round what they multiply, and a clip that holds for what comes out.
+r"""Products that round their operands, and a clip that bounds the rounded gradient.
 
 Tensor cores, and the matrix units of a TPU, keep 11 or 8 significant bits of a number
-that they multiply. One example's clipped gradient is then not what its norm says. Here
-is by how much, and what the clip has to give away for it.
+that they multiply. So one example's clipped gradient differs from the one whose norm
+was taken. This module bounds the difference, and the part of C that the clip reserves
+for it.
 
 **A product** of operands x and y rounds each entry to :math:`x (1 + \delta)`,
-:math:`|\delta| \le u`, where :math:`\delta` depends on the entry and on the side that
-it is on; it multiplies exactly and adds up in float32. Let
+:math:`|\delta| \le u`, where :math:`\delta` depends on the entry and on its side of the
+product; it multiplies exactly and adds up in float32. Let
 :math:`N = \sum_t a_t g_t^\top` be the gradient of one example and one parameter,
 :math:`S = \sum_t \lVert a_t \rVert \lVert g_t \rVert` or more (of several kernels, such
 as the heads, the root of the sum of squares), and :math:`k = 2 u + u^2`. A and G have
 the rows :math:`a_t` and :math:`g_t`, and :math:`\lVert G \rVert_2` is the largest
 singular value.
 
-1. *What rounding moves.* If the terms are multiplied by such a product, the result
+1. *The error of rounding.* If the terms are multiplied by such a product, the result
    :math:`\hat N` has :math:`\lVert \hat N - N \rVert \le k S`. For
    :math:`\hat a \hat g^\top - a g^\top = (\hat a - a) g^\top + a (\hat g - g)^\top +
    (\hat a - a) (\hat g - g)^\top`, whose norms are at most :math:`u`, :math:`u` and
-   :math:`u^2` times :math:`\lVert a \rVert \lVert g \rVert`; sum over t. For
-   long sequences S may be less: what the matrices A and G are moved by has norms of at
-   most :math:`u \lVert A \rVert` and :math:`u \lVert G \rVert`, so
-   :math:`\lVert \hat N - N \rVert \le u (\lVert A \rVert \lVert G \rVert_2 +
-   \lVert A \rVert_2 \lVert G \rVert) + u^2 \lVert A \rVert \lVert G \rVert`. Where one
-   factor alone is rounded, one term is all. And :math:`\lVert G \rVert_2^2 \le
-   \lVert G G^\top \rVert`, the norm of a Gram matrix, which is there in any case.
+   :math:`u^2` times :math:`\lVert a \rVert \lVert g \rVert`; sum over t. For long
+   sequences S may be less: the errors of the matrices A and G have norms of at most
+   :math:`u \lVert A \rVert` and :math:`u \lVert G \rVert`, so :math:`\lVert \hat N - N
+   \rVert \le u (\lVert A \rVert \lVert G \rVert_2 + \lVert A \rVert_2 \lVert G \rVert)
+   + u^2 \lVert A \rVert \lVert G \rVert`. Where only one factor is rounded, one term is
+   enough. And :math:`\lVert G \rVert_2^2 \le \lVert G G^\top \rVert`, the norm of a
+   Gram matrix, which is computed in any case.
 
 2. *The norm.* Two Gram matrices give :math:`q = \langle \hat N, \check N \rangle`, the
    inner product of two roundings of N, for the sides may round differently. With
    :math:`e = k S`, :math:`\lVert N \rVert \le \sqrt{\max(q, e^2)} + e`. For
    :math:`q = \lVert N + M \rVert^2 - \lVert D \rVert^2` with M and D half of the sum
-   and of the difference of what was moved, so :math:`\lVert M \rVert^2 + \lVert D
+   and of the difference of the two errors, so :math:`\lVert M \rVert^2 + \lVert D
    \rVert^2 \le e^2`. If :math:`n = \lVert N \rVert \ge 2 e`, then
    :math:`q \ge (n - m)^2 - e^2 + m^2` with :math:`m = \lVert M \rVert \le e \le n / 2`,
    which is least at m = e, so :math:`q \ge (n - e)^2`. Else :math:`n \le e + e`.
 
 3. *The sum.* Where one operand is scaled by the weight c of the example and rounded
-   again, what the example adds is :math:`\tilde N` with :math:`\lVert \tilde N - c N
-   \rVert \le c k' S`, by 1 with c g in place of g, and k' as below.
+   again, the contribution of the example is :math:`\tilde N` with :math:`\lVert \tilde
+   N - c N \rVert \le c k' S`, by 1 with c g in place of g, and k' as below.
 
 **Theorem.** Let an example have :math:`q_p`, :math:`e_p = k_p S_p` and
 :math:`e'_p = k'_p S_p` for each parameter p. If
@@ -44,7 +45,8 @@ singular value.
 .. math:: 0 \le c \le C \,/\, \Big(\sqrt{\textstyle\sum_p \max(q_p, e_p^2)} +
     \sqrt{\textstyle\sum_p (e_p + e'_p)^2}\Big)
 
-then what it adds to the sum, *as rounded*, has a norm of at most C over all parameters.
+then its contribution to the sum, *as rounded*, has a norm of at most C over all
+parameters.
 *Proof.* By 3 and 2, :math:`\lVert \tilde N_p \rVert \le c (\lVert N_p \rVert + e'_p)
 \le c (\sqrt{\max(q_p, e_p^2)} + e_p + e'_p)`; the norm of this vector over p is at most
 the sum of the norms of two, by Minkowski. The contribution depends on the example
@@ -55,17 +57,16 @@ alone, since c does, so one example moves the sum by no more.
 (\sqrt{\max(q_i, e_i^2)} + e_i) \ge \sum_i \lVert N_i \rVert`, each of the products
 :math:`\langle N_i, N_j \rangle` is wrong by at most :math:`e_i \lVert N_j \rVert + e_j
 \lVert N_i \rVert + e_i e_j`, so :math:`\lVert N \rVert^2 \le q + 2 E W + E^2`. That
-takes the place of :math:`\max(q_p, e_p^2)`, and :math:`\sum_i e'_i` of
-:math:`e_p + e'_p`.
+replaces :math:`\max(q_p, e_p^2)`, and :math:`\sum_i e'_i` replaces :math:`e_p + e'_p`.
 
 **Constants**, each a hundredth more than here, since S is taken from the diagonals of
-the Gram matrices, by rows. Of 11 bits (TF32) no more than :math:`u = 2^{-10}` is lost,
-if the unit truncates: :math:`k = k'`, .2 % each. Of 8 bits (bfloat16) as much as
-:math:`2^{-7}` would be; so operands are rounded to bfloat16 here, once, where the clip
-takes them, and to nearest. That defines the gradient (it is what a bfloat16 model has
-anyway), so :math:`k = 0`, and only the operand that c scales is rounded again:
-:math:`k' = 2^{-8}`, .4 %. A gradient that is formed for each example is what it is,
-whatever its product rounded, and is weighted in float32: :math:`k = k' = 0`. So are
+the Gram matrices, by rows. A unit that truncates to 11 bits (TF32) loses no more than
+:math:`u = 2^{-10}`: :math:`k = k'`, .2 % each. With 8 bits (bfloat16) it could lose
+:math:`2^{-7}`; so this module rounds operands to bfloat16 once, at the start of the
+clip, and to nearest. That defines the gradient (a bfloat16 model has it anyway), so
+:math:`k = 0`, and only the operand that c scales is rounded again: :math:`k' = 2^{-8}`,
+.4 %. A gradient that is materialized for each example is exact by definition, however
+its product rounded, and is weighted in float32: :math:`k = k' = 0`. The same holds for
 rows that are looked up.
 
 **Three passes** multiply a high part and a low one, :math:`\hat x = x_h + x_l` with
@@ -75,10 +76,10 @@ Gram matrix then lacks :math:`A_l A_l^\top`, so q is the inner product of two ro
 less :math:`\langle A_l^\top \hat G, \check A_l^\top \check G \rangle`, and the same of
 :math:`G_l`, each at most :math:`u^2 S^2`. So :math:`2 u^2 S^2` is added to q.
 
-**Sums in float32** round, too. What that hides of q, `precision.rounding_error` bounds;
-the allowance is added to :math:`\max(q, e^2)`, and what rounds in the sum over t to e'.
-Not covered are tensor cores that truncate where they add up, the sum over examples, and
-entries under 1e-38, which vanish. See `clip_per_example`.
+**Sums in float32** round, too. `precision.rounding_error` bounds their error in q; the
+allowance is added to :math:`\max(q, e^2)`, and the error in the sum over t to e'. Not
+covered are tensor cores that truncate where they add up, the sum over examples, and
+entries under 1e-38, which underflow. See `clip_per_example`.
 """
 
 import dataclasses
@@ -97,48 +98,52 @@ Precision = jax.lax.Precision | jax.lax.DotAlgorithmPreset | None
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """What multiplies two arrays."""
+    """The hardware unit that computes a matrix product."""
 
     algorithm: Any  # for `jax.lax.dot_general`
-    dtype: Any = None  # of the operands; None: theirs
+    dtype: Any = None  # of the operands; None: their own
     in_norm: float = 0.0  # k
     in_sum: float = 0.0  # k'
-    left_out: float = 0.0  # of q by three passes, in units of the square of S
+    left_out: float = 0.0  # error of three passes in q, over S squared
 
     @property
     def error(self) -> float:
-        """Of a term of the sum, from an exact gradient's, over its weight and S.
+        """The error of a term of the sum, over its weight and S.
 
-        It is k', and what `operand` rounds.
+        It is relative to the exact gradient: k', plus the rounding of `operand`.
         """
         u = 0.0 if self.dtype is None else float(jnp.finfo(self.dtype).eps) / 2
         return self.in_sum + _rounding(u)
 
     def operand(self, x: jax.Array) -> jax.Array:
-        """An array as the unit takes it, rounded to nearest if at all."""
+        """Casts an array to an operand of the unit, rounded to nearest if at all."""
         return x if self.dtype is None else rounded_to(x, self.dtype)
 
     def spectral(
         self, squares: Sequence[jax.Array], grams: Sequence[jax.Array], scaled: int
     ) -> jax.Array:
-        """S by spectral norms.
+        """Computes S by spectral norms.
 
         Args:
           squares: the squared Frobenius norms of both factors.
           grams: the Frobenius norms of both Gram matrices.
-          scaled: which factor is rounded in the weighted sum, if one is.
+          scaled: the factor that is rounded in the weighted sum, if only one is.
         """
         a, g = squares
-        # Rounding may have taken k of a Gram matrix, too.
+        # A computed Gram matrix may be too small by k times the squared norm of its
+        # factor.
         largest_a, largest_g = (
             gram + self.in_norm * square
             for gram, square in zip(grams, squares, strict=True)
         )
+        # ||A|| ||G||_2 and ||A||_2 ||G||, with ||G||_2^2 <= ||G G^T||.
         by_side = jnp.sqrt(a * largest_g), jnp.sqrt(largest_a * g)
+        # Three passes need S by rows, which is never above ||A|| ||G||.
         if self.left_out:
             return jnp.sqrt(a * g)
         if not self.in_norm:
             return by_side[scaled]
+        # At least the bound of `rounding`, 1, over k, since k >= 2 u and k^2 >= u^2.
         return (by_side[0] + by_side[1]) / 2 + self.in_norm * jnp.sqrt(a * g)
 
     def einsum(
@@ -149,7 +154,7 @@ class Unit:
         b_axes: Sequence[int],
         out_axes: Sequence[int],
     ) -> jax.Array:
-        """`jnp.einsum` of two arrays, accumulated in at least float32."""
+        """Computes `jnp.einsum` of two arrays, accumulated in at least float32."""
         common = jnp.promote_types(a.dtype, b.dtype)
         return jnp.einsum(
             a.astype(common),
@@ -162,23 +167,24 @@ class Unit:
         )
 
     def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """Axes (l, t, i) and (l, t, j) to (l, i, j)."""
+        """Multiplies axes (l, t, i) and (l, t, j) to (l, i, j)."""
         if a.shape[0] == 1:
-            # Without the axis of size one, XLA multiplies in place, not transposing.
+            # Without the axis of size one, XLA multiplies in place, without a
+            # transposition.
             return self.einsum(a[0], (0, 1), b[0], (0, 2), (1, 2))[None]
         return self.einsum(a, (0, 1, 2), b, (0, 1, 3), (0, 2, 3))
 
     def gram(self, rows: jax.Array) -> jax.Array:
-        """Inner products of rows: axes (l, t, i) to (l, t, t)."""
+        """Computes inner products of rows: axes (l, t, i) to (l, t, t)."""
         if rows.shape[0] == 1:
             return self.einsum(rows[0], (0, 2), rows[0], (1, 2), (0, 1))[None]
         return self.einsum(rows, (0, 1, 3), rows, (0, 2, 3), (0, 1, 2))
 
 
 def rounded_to(x: jax.Array, dtype: Any) -> jax.Array:
-    """The number that the narrower dtype has, in the other, to nearest.
+    """Rounds to the nearest number of the narrower dtype, in the other dtype.
 
-    By an operation that XLA keeps: it may leave out a plain cast, or one before.
+    It uses an operation that XLA keeps: XLA may remove a plain cast, or an earlier one.
     """
     narrow = min(x.dtype, jnp.dtype(dtype), key=lambda each: jnp.finfo(each).nmant)
     wide = x.astype(jnp.promote_types(x.dtype, dtype))
@@ -188,14 +194,14 @@ def rounded_to(x: jax.Array, dtype: Any) -> jax.Array:
     return wide.astype(dtype)
 
 
-def pinned(tree: T) -> T:
-    """The numbers that arrays of low precision have, each array once."""
+def rounded_tree(tree: T) -> T:
+    """Rounds arrays of low precision to their dtype, each array once."""
     known = {id(x): dtypes.rounded(x) for x in jax.tree.leaves(tree)}
     return jax.tree.map(lambda x: known[id(x)], tree)
 
 
 def _rounding(unit_roundoff: float) -> float:
-    """k, and a hundredth of it, since S is computed by such products too."""
+    """Computes k, plus a hundredth, since such products compute S too."""
     return 1.01 * (2 * unit_roundoff + unit_roundoff**2)
 
 
@@ -207,7 +213,7 @@ _BF16 = Unit(_Preset.BF16_BF16_F32, jnp.bfloat16, 0.0, 1.01 * 2.0**-8)
 
 
 def _three_passes(algorithm: Any, low: float) -> Unit:
-    """Of x in two parts, the lower of which is at most so many times x."""
+    """Makes the unit of three passes, whose low part is at most `low` times x."""
     return Unit(algorithm, jnp.float32, 4 * low**2, 4 * low**2, 2.02 * low**2)
 
 
@@ -217,13 +223,13 @@ _THREE_OF_TF32 = _three_passes(_Preset.TF32_TF32_F32_X3, 2.0**-10)
 
 @dataclasses.dataclass(frozen=True)
 class Units:
-    """What multiplies numbers of each dtype on a device; float64 stays exact."""
+    """The unit for the products of each dtype on a device; float64 stays exact."""
 
-    wide: Unit  # float32, and float16, whose exponents are too few for a weight
+    wide: Unit  # float32, and float16, whose range is too small for a weight
     narrow: Unit  # bfloat16
 
     def of(self, *arrays: jax.Array) -> Unit:
-        """The unit for a product of arrays."""
+        """Returns the unit for a product of arrays."""
         dtype = jnp.result_type(*arrays)
         if dtype == jnp.bfloat16:
             return self.narrow
@@ -231,7 +237,7 @@ class Units:
 
 
 FULL = Units(EXACT, EXACT)
-# As JAX multiplies by default: for gradients that are formed for each example.
+# JAX's default product, for gradients that are materialized for each example.
 DEFAULT = Units(Unit(None), Unit(None))
 CUDA = Units(_TF32, _BF16)
 TPU = Units(_BF16, _BF16)
@@ -244,7 +250,7 @@ CHOICES: dict[Any, Units] = {
         for unit in (_TF32, _BF16, _THREE_OF_BF16, _THREE_OF_TF32)
     },
 }
-# What `jax.default_matmul_precision` calls them.
+# The names in `jax.default_matmul_precision`.
 _NAMES = {
     "highest": FULL,
     "float32": FULL,
@@ -253,7 +259,7 @@ _NAMES = {
 
 
 def by_platform(precision: Precision) -> dict[str, Units]:
-    """The units of each platform that has some; others multiply in full."""
+    """Returns the units of each platform that has some; others multiply in full."""
     chosen = CHOICES.get(precision)
     if chosen is None:
         config: Any = jax.config
@@ -262,13 +268,13 @@ def by_platform(precision: Precision) -> dict[str, Units]:
 
 
 def on_device(fun: Callable[..., T], precision: Precision, *operands: Any) -> T:
-    """`fun(units, *operands)` with the units of the device that it is lowered for.
+    """Calls `fun(units, *operands)` with the units of the device it is lowered for.
 
-    Processors, and whatever else has no unit that is known here, multiply in full.
+    CPUs, and any other platform without a known unit, multiply in full.
 
     Args:
-      fun: of arrays, and of the units.
-      precision: as in `clip_per_example`.
+      fun: a function of the units and of arrays.
+      precision: the precision of `clip_per_example`.
       operands: pytrees of arrays.
     """
     platforms = by_platform(precision)
@@ -278,7 +284,7 @@ def on_device(fun: Callable[..., T], precision: Precision, *operands: Any) -> T:
     distinct = {id(x): x for x in leaves}
 
     def by(units):
-        def run(*arrays):  # what the operands share, they share still
+        def run(*arrays):  # shared operands stay shared
             known = dict(zip(distinct, arrays, strict=True))
             return fun(units, *structure.unflatten(known[id(x)] for x in leaves))
 

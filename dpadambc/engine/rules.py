@@ -1,4 +1,4 @@
-"""Which primitives produce a gradient in factored form, and which preserve the form."""
+"""Primitives that produce a gradient in factored form, or preserve the form."""
 
 import functools
 from collections.abc import Callable
@@ -25,8 +25,8 @@ PRODUCERS: dict[str, Callable[..., Gradient | None]] = {
     "conv_general_dilated": lambda params, x, g: convolution.conv_general_dilated(
         x, g, params
     ),
-    # At an index that is traced: of a table's row in a scan, say. The gradient of a
-    # whole kernel among others is formed: the forward pass has a copy of it.
+    # At a traced index: for a table's row in a scan, say. The gradient of a whole
+    # kernel among others is materialized: the forward pass copies it.
     "dynamic_update_slice": lambda _, zeros, g, *starts: lookup.dynamic_update_slice(
         zeros.shape, g, starts
     ),
@@ -35,7 +35,7 @@ PRODUCERS: dict[str, Callable[..., Gradient | None]] = {
     ),
 }
 
-# Those that add into their first operand, where that is zero and no array.
+# The producers that add into their first operand, if that is zero everywhere.
 INTO_ZEROS = {"dynamic_update_slice", "scatter-add"}
 
 
@@ -50,7 +50,7 @@ def _squeeze(params: Params, grad: Gradient) -> Gradient:
 
 
 def _broadcast_in_dim(params: Params, grad: Gradient) -> Gradient | None:
-    """Axes of size one added, or a lookup repeated along others."""
+    """Adds axes of size one, or repeats a lookup along others."""
     kept, shape = params["broadcast_dimensions"], params["shape"]
     ones = tuple(
         grad.shape[kept.index(i)] if i in kept else 1 for i in range(len(shape))
@@ -102,7 +102,7 @@ def _pad(params: Params, grad: Gradient, value: Any) -> Gradient | None:
 
 
 def _concatenate(params: Params, *parts: Gradient) -> Gradient:
-    """A sum of blocks."""
+    """Concatenates gradients as a sum of blocks."""
     axis = params["dimension"]
     ends = np.cumsum([part.shape[axis] for part in parts]).tolist()
 
@@ -115,16 +115,16 @@ def _concatenate(params: Params, *parts: Gradient) -> Gradient:
 
 
 def _times(params: Params, x: Any, y: Any) -> Gradient | None:
-    """A gradient times an array, of a low-rank update or of a preconditioner.
+    """Multiplies a gradient by an array, of a low-rank update or a preconditioner.
 
-    It is settled here: a small matrix is better formed than carried out of a scan in
-    factors that are as large as the activations.
+    It takes the cheaper form at once: a small matrix is better materialized than
+    carried out of a scan in factors that are as large as the activations.
     """
     (x_contract, y_contract), (x_batch, y_batch) = params["dimension_numbers"]
     x, y = (v.value if isinstance(v, forms.Dense) else v for v in (x, y))
     if isinstance(x, Gradient) and not isinstance(y, Gradient):
         grad = x.times(y, (x_contract, y_contract), (x_batch, y_batch))
-        return None if grad is None else grad.settled()
+        return None if grad is None else grad.cheaper_form()
     if not isinstance(y, Gradient) or isinstance(x, Gradient):
         return None
     flipped = (y_contract, x_contract), (y_batch, x_batch)
@@ -138,7 +138,7 @@ def _times(params: Params, x: Any, y: Any) -> Gradient | None:
 
 
 def _scalar(value: Any) -> Any:
-    """The scalar that a value is everywhere, or None."""
+    """Returns the scalar that a value is everywhere, or None."""
     if isinstance(value, forms.Full):
         return value.fill
     if isinstance(value, Gradient) or jnp.ndim(value):
@@ -147,19 +147,19 @@ def _scalar(value: Any) -> Any:
 
 
 def _entrywise(fun: Entrywise, grad: Any, x: Any) -> Gradient | None:
-    """A gradient that is factored, and an array: by its rows where it is a lookup."""
+    """Applies a function to a factored gradient and an array: to rows, for a lookup."""
     x = x.value if isinstance(x, forms.Dense) else x
     is_formed = isinstance(grad, forms.Dense | forms.Full)
     if is_formed or not isinstance(grad, Gradient) or isinstance(x, Gradient):
         return None
     x = jnp.reshape(x, (*[1] * (len(grad.shape) - jnp.ndim(x)), *jnp.shape(x)))
-    shape, settled = np.broadcast_shapes(x.shape, grad.shape), grad.settled()
-    wide = settled if shape == grad.shape else settled.broadcast(shape)
+    shape, cheaper = np.broadcast_shapes(x.shape, grad.shape), grad.cheaper_form()
+    wide = cheaper if shape == grad.shape else cheaper.broadcast(shape)
     return None if wide is None else wide.entrywise(fun, x)
 
 
 def _kept(grad: Any, where: Any) -> Gradient | None:
-    """Zero elsewhere, whatever is there."""
+    """Sets the gradient to zero elsewhere, even where it is NaN."""
     keep = lambda g, where: jnp.where(where, g, jnp.zeros((), g.dtype))
     return _entrywise(keep, grad, where)
 
@@ -174,7 +174,7 @@ def _select_n(params: Params, which: Any, *cases: Any) -> Gradient | None:
 
 
 def _scatter(params: Params, grad: Any, indices: Any, updates: Any) -> Gradient | None:
-    """Rows that are held at a value: zeros in their places."""
+    """Sets the gradient of rows that the loss overwrites to zero."""
     if not isinstance(grad, Gradient) or not is_zero(updates):
         return None
     return _kept(
@@ -218,7 +218,7 @@ def _div(params: Params, x: Any, y: Any) -> Gradient | None:
 
 
 def _convert(params: Params, grad: Gradient) -> Gradient | None:
-    """Another dtype of real numbers; the factors keep theirs."""
+    """Converts to another real dtype; the factors keep theirs."""
     del params
     arrays = jax.tree.leaves(grad)
     return None if any(map(jnp.iscomplexobj, arrays)) else grad
@@ -229,7 +229,7 @@ def _same(params: Params, grad: Gradient) -> Gradient:
     return grad
 
 
-# Linear maps of a gradient, by primitive: they take and give gradients, or None.
+# Linear maps of a gradient, by primitive: they take and return gradients, or None.
 MAPS: dict[str, Callable[..., Any]] = {
     "add": lambda params, x, y: forms.add(x, y),
     "add_any": lambda params, x, y: forms.add(x, y),
@@ -259,8 +259,8 @@ MAPS: dict[str, Callable[..., Any]] = {
     "transpose": lambda params, grad: view.transposed(grad, params["permutation"]),
 }
 
-# Maps of entries, one by one, which keep the form of lookups alone: the operands that
-# may be gradients.
+# Entrywise maps, which preserve only the form of lookups, with the operands that may be
+# gradients.
 OF_ENTRIES = {
     "div": (0,),
     "gather": (0,),
@@ -275,7 +275,7 @@ OF_TABLES = {"bcoo_dot_general", "dynamic_update_slice", "scatter-add"}
 
 
 def is_zero(value: Any) -> bool:
-    """Whether a value is known to be zero everywhere while tracing."""
+    """Returns whether a value is known to be zero everywhere while tracing."""
     if isinstance(value, Gradient):
         return forms.is_no_gradient(value)
     try:
@@ -285,7 +285,7 @@ def is_zero(value: Any) -> bool:
 
 
 def full(params: Params, value: Any) -> forms.Full | None:
-    """A broadcast scalar, kept as such."""
+    """Keeps a broadcast scalar as a `Full`, or returns None."""
     if isinstance(value, Gradient) or jnp.ndim(value):
         return None
     if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
@@ -294,5 +294,5 @@ def full(params: Params, value: Any) -> forms.Full | None:
 
 
 def no_gradient(aval: Any) -> forms.Full:
-    """Zero, of this shape."""
+    """Returns a zero gradient of this shape."""
     return forms.Full(jnp.zeros((), aval.dtype), tuple(aval.shape), True)

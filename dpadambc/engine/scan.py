@@ -1,8 +1,8 @@
 """Gradients in a `jax.lax.scan`: terms of all steps, stacked or summed.
 
-Each step gives its terms in the cheaper of their two forms. The gradient of a weight
-that all steps share is summed by a carry: where its terms are factored, the carry is
-dropped, and time is contracted with the other axes, in one product after the loop.
+Each step returns its terms in the cheaper of their two forms. A carry sums the gradient
+of a weight that all steps share. Where its terms are factored, the carry is dropped,
+and time is contracted with the other axes, in one product after the loop.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ from dpadambc.engine import forms, jaxprs, precision, program, rules
 from dpadambc.engine.interface import Gradient
 
 Values = list[Any]  # arrays and gradients
-Evaluate = Callable[..., Values]  # of (jaxpr, values, which are gradients)
-Name = Any  # of an array that a step gives: its variable, or its place
+Evaluate = Callable[..., Values]  # (jaxpr, values, which outputs are gradients)
+Name = Any  # identifies an output of a step: a variable, or an index
 
 
 class _Step(NamedTuple):
@@ -25,14 +25,14 @@ class _Step(NamedTuple):
 
     closed: jex.ClosedJaxpr
     outs: Values  # arrays and gradients, of shapes only
-    names: list[list[Name]]  # of the arrays in each: the same where they are the same
+    names: list[list[Name]]  # of the arrays in each output; equal for equal arrays
 
     def __call__(self, carry: dict[int, jax.Array], x: Sequence[jax.Array]) -> Values:
         flat = jex.jaxpr_as_fun(self.closed)(*carry.values(), *x)
         return jax.tree.unflatten(jax.tree.structure(self.outs), flat)
 
     def over_steps(self, i: int, stacked: dict[Name, jax.Array]) -> Any:
-        """Output i with a leading axis of all steps."""
+        """Rebuilds output i with a leading axis of all steps."""
         arrays = [stacked[name] for name in self.names[i]]
         return jax.tree.unflatten(jax.tree.structure(self.outs[i]), arrays)
 
@@ -55,12 +55,12 @@ def scan(
     lazy: Sequence[bool],
     evaluate: Evaluate,
 ) -> Values:
-    """The outputs of a scan: gradients where `lazy`, else arrays.
+    """Evaluates a scan: returns gradients where `lazy`, else arrays.
 
     Args:
       eqn: the scan.
-      values: of its operands, arrays and gradients.
-      operands: the arrays that the values stand for.
+      values: the values of its operands, arrays and gradients.
+      operands: the arrays that the values represent.
       lazy: for each output, whether it may be a gradient.
       evaluate: evaluates the body.
     """
@@ -76,20 +76,20 @@ def scan(
     ]
 
     def terms(carry, x):
-        """The outputs of a step; where a carry is a sum of gradients, its term."""
+        """Returns the outputs of a step, with only the new term of a sum."""
         known = [
             rules.no_gradient(v.aval) if is_sum else carry[i]
             for i, (v, is_sum) in enumerate(zip(before, sums, strict=True))
         ]
         outs = evaluate(closed, (*consts, *known, *x), [*sums, *lazy[num_carry:]])
-        return [x.settled() if isinstance(x, Gradient) else x for x in outs]
+        return [x.cheaper_form() if isinstance(x, Gradient) else x for x in outs]
 
     step = _traced(terms, init, xs)
     is_formed = lambda out: isinstance(out, forms.Dense | forms.Full)
     dropped = [i for i in init if sums[i] and not is_formed(step.outs[i])]
     given = [*dropped, *range(num_carry, len(step.outs))]
     stacked = dict(zip(step.closed.jaxpr.invars[num_carry:], xs, strict=True))
-    # Each array once, and the inputs of each step not again.
+    # Emit each array once, and no inputs of the steps, which are stacked already.
     names = dict.fromkeys(name for i in given for name in step.names[i])
     emitted = [name for name in names if name not in stacked]
 
@@ -100,6 +100,7 @@ def scan(
             for part, out in zip(step.names, outs, strict=True)
             for name, array in zip(part, jax.tree.leaves(out), strict=True)
         }
+        # Dense terms are added to their carry, in at least float32.
         added = lambda i: carry[i] + outs[i].dense().astype(carry[i].dtype)
         carry = {i: added(i) if sums[i] else outs[i] for i in carry}
         return carry, [found[name] for name in emitted]
@@ -114,6 +115,7 @@ def scan(
     stacked |= dict(zip(emitted, arrays, strict=True))
 
     def carried(i):
+        # sum_t sum_s a_ts g_ts^T is one product, with the steps contracted like t.
         if i in dropped:
             first = forms.as_gradient(values[num_consts + i], "reduce_sum")
             return forms.add(first, step.over_steps(i, stacked).summed())

@@ -1,4 +1,4 @@
-"""From a function that returns gradients to one that returns their factors."""
+"""Transforms a function that returns gradients to one that returns their factors."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,16 +16,16 @@ def factored_outputs(
     allowed_axes: frozenset[str],
     *,
     method: Method = "factored",
-    settles: bool = True,
+    takes_cheaper: bool = True,
 ) -> Callable[..., Any]:
-    """The function with the second part of its output, gradients, in factored form.
+    """Returns the function with the gradients of its output in factored form.
 
     Args:
       fun: a function of arrays that returns `(output, gradients)`.
       allowed_axes: the axes over which it may have collectives.
       method: "vmap" runs the equations of JAX's own program, and its gradients are
         arrays. Under `jax.vmap` a NaN stays in its row; see `isolation`.
-      settles: whether a gradient no larger than its factors is formed.
+      takes_cheaper: whether a gradient no larger than its factors is materialized.
 
     Returns:
       A function of the same arguments that returns `(output, factored, shapes, rules)`:
@@ -49,8 +49,8 @@ def factored_outputs(
         found = values[num_outputs:]
         if method == "vmap":
             found = [Dense(x, x.shape, "array") for x in found]
-        elif settles:
-            found = [grad.settled() for grad in found]
+        elif takes_cheaper:
+            found = [grad.cheaper_form() for grad in found]
         output = jax.tree.unflatten(jax.tree.structure(output), values[:num_outputs])
         return output, found, gradients, [grad.rule for grad in found]
 

@@ -1,8 +1,8 @@
-"""Gradients that are a reshape, a transpose or a reversal of one in another form.
+"""Gradients that reshape, transpose or reverse a gradient of another form.
 
 These maps only move entries. They commute with sums over examples and keep norms, so no
-form has to know them: they are replayed on the sum. A parameter that the loss reshapes,
-or takes out of one long vector, keeps the form of the kernel that it becomes.
+form has to implement them: the view replays them on the sum. A parameter that the loss
+reshapes, or slices from one long vector, keeps the form of the kernel that it becomes.
 """
 
 import dataclasses
@@ -32,14 +32,14 @@ class Move:
         return _REPLAYED[self.name](x, self.argument)
 
     def behind(self, size: int) -> "Move":
-        """The same map of each entry of a leading axis of this size."""
+        """Returns the map behind a leading axis of this size."""
         if self.name == "reshape":
             return Move(self.name, (size, *self.argument))
         behind = tuple(1 + i for i in self.argument)
         return Move(self.name, behind if self.name == "rev" else (0, *behind))
 
     def back(self, shape: Shape) -> "Move":
-        """The map from its output to its input, of this shape."""
+        """Returns the inverse map, whose output has this shape."""
         if self.name == "reshape":
             return Move(self.name, shape)
         inverse = tuple(self.argument.index(i) for i in range(len(shape)))
@@ -67,8 +67,8 @@ class View(Gradient):
     def operands(self, units: rounding.Units) -> Gradient:
         return dataclasses.replace(self, base=self.base.operands(units))
 
-    def settled(self) -> Gradient:
-        return moved(self.base.settled(), self.move)
+    def cheaper_form(self) -> Gradient:
+        return moved(self.base.cheaper_form(), self.move)
 
     def summed(self) -> Gradient:
         return dataclasses.replace(self, base=self.base.summed())
@@ -101,7 +101,7 @@ class View(Gradient):
 
 
 def moved(grad: Gradient, move: Move) -> Gradient:
-    """The gradient with its entries moved: a view, unless its form can move them."""
+    """Moves the entries of a gradient: in its form, or by a view."""
     own = getattr(grad, move.name)(move.argument)
     if own is not None:
         return own
@@ -110,16 +110,16 @@ def moved(grad: Gradient, move: Move) -> Gradient:
 
 
 def reshaped(grad: Gradient, shape: Shape) -> Gradient:
-    """The gradient in another shape."""
+    """Reshapes the gradient."""
     same = tuple(shape) == grad.shape
     return grad if same else moved(grad, Move("reshape", tuple(shape)))
 
 
 def transposed(grad: Gradient, permutation: Shape) -> Gradient:
-    """The gradient with its axes permuted."""
+    """Permutes the axes of the gradient."""
     return moved(grad, Move("transpose", tuple(permutation)))
 
 
 def reversed_along(grad: Gradient, axes: Shape) -> Gradient:
-    """The gradient with the order of its entries reversed along some axes."""
+    """Reverses the order of the entries along some axes."""
     return moved(grad, Move("rev", tuple(axes)))

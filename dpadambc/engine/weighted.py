@@ -1,16 +1,16 @@
-"""Norms, and sums over examples of weight times gradient, where zero is exactly zero.
+"""Per-example norms, and weighted sums in which weight zero adds exactly zero.
 
 An example of weight zero is padding, or its norm is not finite, and must leave no trace
 whatever it holds. Zero times NaN is NaN, so it is not enough to multiply:
 
 * The array that is scaled by the weights is zero where they are.
 * The arrays that it is multiplied by are finite where the norm is, since the norm is
-  computed from them. So they are blanked only where some norm is not finite.
+  computed from them. So they are zeroed only where some norm is not finite.
 
-A processor blanks them first, in a loop of one step or none, since a loop works in
-place. On an accelerator what stands between two products costs as much as they do: it
-has the sums of products at once, and again, one parameter after the other, where some
-norm was not finite.
+On a CPU, the arrays are zeroed first, in a loop of one step or none, since a loop works
+in place. On an accelerator, an operation between two products costs as much as the
+products: the sums are computed at once, and again, one parameter after the other, where
+some norm was not finite.
 """
 
 from collections.abc import Sequence
@@ -25,23 +25,23 @@ from dpadambc.engine.interface import Gradient, Norm
 
 
 def squared_norms(units: rounding.Units, gradients: Sequence[Gradient]) -> jax.Array:
-    """Of each example over all parameters, of the bound on a term of `sums`.
+    """Computes each example's squared norm, with the bound on a term of `sums`.
 
     Args:
-      units: what multiplies, here and in the sums.
-      gradients: whose arrays have the examples along axis 0.
+      units: the units of products, here and in the sums.
+      gradients: gradients whose arrays have the examples along axis 0.
     """
     if units is rounding.FULL:
-        found = _of_examples(units, rounding.pinned(gradients))
+        found = _of_examples(units, rounding.rounded_tree(gradients))
     else:
         found = norm(units, gradients)
     return found.squared_bound
 
 
 def norm(units: rounding.Units, gradients: Sequence[Gradient]) -> Norm:
-    """Returns that of each example over all parameters, by products that may round."""
+    """Computes each example's norm over all parameters, by products that may round."""
     operands = [grad.operands(units) for grad in gradients]
-    dense, factored = forms.apart(operands)
+    dense, factored = forms.split_dense(operands)
     joined, _ = forms.side_by_side(dense)
     return _of_examples(units, [*joined, *factored])
 
@@ -57,17 +57,17 @@ def sums(
     weights: jax.Array,
     are_finite: jax.Array,
 ) -> list[jax.Array]:
-    """For each parameter the weighted sum, in at least float32.
+    """Computes the weighted sum for each parameter, in at least float32.
 
     Args:
-      units: what multiplies.
-      gradients: whose arrays have the examples along axis 0.
+      units: the units of products.
+      gradients: gradients whose arrays have the examples along axis 0.
       weights: shape (batch,).
       are_finite: shape (), bool: whether the norms of all examples are finite.
     """
     if units is not rounding.FULL:
         return _sums_again_unless(are_finite, units, gradients, weights)
-    gradients = rounding.pinned(gradients)
+    gradients = rounding.rounded_tree(gradients)
     gradients, weights = _blanked_unless(are_finite, gradients, weights)
 
     def scale(x):
@@ -75,9 +75,9 @@ def sums(
         return jnp.where(rows != 0, x * rows, 0)
 
     def weighted_sum(grad):
-        if isinstance(grad, Dense):  # as one product, without a scaled copy
+        if isinstance(grad, Dense):  # one product, without a scaled copy
             return _weighted_rows(grad.dense(), weights)
-        # Fused with the transposition that a product wants, scaling is slow on CPU.
+        # Scaling is slow on CPU if XLA fuses it with the transposition for a product.
         weighted = jax.lax.optimization_barrier(grad.map_scale(scale))
         return weighted.summed().dense(units)
 
@@ -89,7 +89,7 @@ def _weighted_rows(value: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def _rows(values: jax.Array, x: jax.Array) -> jax.Array:
-    """A value for each row of an array."""
+    """Reshapes one value per row to broadcast against an array."""
     return values.reshape((-1,) + (1,) * (x.ndim - 1))
 
 
@@ -99,10 +99,11 @@ def _sums_again_unless(
     gradients: Sequence[Gradient],
     weights: jax.Array,
 ) -> list[jax.Array]:
-    """The sums by products that may round, where the scaled factor keeps its dtype."""
+    """Computes the sums by products that may round, in the dtype of each factor."""
     keep = weights != 0
 
     def scale(x):
+        # Multiply in the wider dtype, so that c g is rounded once: k' of `rounding`, 3.
         wide = rounding.rounded_to(x, jnp.promote_types(x.dtype, weights.dtype))
         wide = jnp.where(_rows(keep, x), wide * _rows(weights, x), 0)
         return rounding.rounded_to(wide, x.dtype)
@@ -113,8 +114,9 @@ def _sums_again_unless(
     def again(state):
         done, sums = state
         for i, grad in enumerate(factored):
-            # Behind what is in the state and the last sum, so that the copies of one
-            # are made in the loop alone, and are in memory at a time.
+            # Barriers order the loop body behind its state and the previous sum, so
+            # that the copies of one parameter at a time are in memory, and only inside
+            # the loop.
             grad, done = jax.lax.optimization_barrier((grad, done))
             clean = jax.lax.optimization_barrier(_blank(grad, keep))
             sums = [*sums[:i], weighted_sum(clean), *sums[i + 1 :]]
@@ -122,7 +124,7 @@ def _sums_again_unless(
         return ~done, sums
 
     operands = [grad.operands(units) for grad in gradients]
-    arrays, _ = forms.apart(operands)
+    arrays, _ = forms.split_dense(operands)
     factored = [grad for grad in gradients if not isinstance(grad, Dense)]
     sums = [weighted_sum(grad) for grad in factored]
     _, sums = jax.lax.while_loop(_is_left, again, (are_finite, sums))
@@ -137,7 +139,7 @@ def _sums_again_unless(
 
 
 def _blank(grad: Gradient, keep: jax.Array) -> Gradient:
-    """Zero in the arrays that are not scaled for all but the examples to keep."""
+    """Zeroes the unscaled arrays for all but the examples to keep."""
     clean = {id(x): jnp.where(_rows(keep, x), x, 0) for x in grad.unscaled()}
     return jax.tree.map(lambda x: clean.get(id(x), x), grad)
 
@@ -159,11 +161,11 @@ def _blanked(state: _Blanking) -> _Blanking:
 def _blanked_unless(
     skip: jax.Array, gradients: Sequence[Gradient], weights: jax.Array
 ) -> tuple[list[Gradient], jax.Array]:
-    """Blanks the arrays that are not scaled, for examples of weight zero.
+    """Zeroes the unscaled arrays for examples of weight zero.
 
-    A loop of one step or none, since a loop works in place. `jax.lax.cond` would hold
-    a second copy of all that the gradients hold, made or not. The weights go through
-    the loop: XLA would compute them again in each product that takes them.
+    It runs a loop of one step or none, since a loop works in place. `jax.lax.cond`
+    would hold a second copy of the gradients in either case. The weights go through the
+    loop: XLA would recompute them in each product that takes them.
     """
     distinct = {id(x): x for grad in gradients for x in grad.unscaled()}
     start = skip, weights, list(distinct.values())

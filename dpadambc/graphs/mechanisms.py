@@ -21,7 +21,7 @@ from dpadambc.mechanisms.poisson import PoissonGaussian
 
 
 class _MultiTermGaussian(Mechanism):
-    """The sensitivity of a node that is in several terms, for any sampling."""
+    """The sensitivity of a node in several terms, for any sampling."""
 
     max_terms: int
 
@@ -31,7 +31,7 @@ class _MultiTermGaussian(Mechanism):
 
     @property
     def terms_per_unit(self) -> int:
-        """How many clipped terms a node is in, at most."""
+        """The most clipped terms that a node is in."""
         return self.max_terms
 
 
@@ -43,7 +43,7 @@ class NodePoissonGaussian(_MultiTermGaussian, PoissonGaussian):
     At every step each root takes part independently with probability `sampling_prob`.
     Under ADD_OR_REMOVE_ONE one node is removed: its own term vanishes (C), and the
     other T - 1 change (2 C each). The sensitivity is (2 T - 1) C / B. Under REPLACE_ONE
-    a node changes, and stays in the terms that it was in: 2 T C / B.
+    a node changes, and stays in its terms: 2 T C / B.
 
     Args:
       l2_clip_norm: C, positive.
@@ -55,7 +55,7 @@ class NodePoissonGaussian(_MultiTermGaussian, PoissonGaussian):
       normalize_by: B, positive; usually `sampling_prob * num_roots`, rounded.
       neighboring_relation: ADD_OR_REMOVE_ONE, REPLACE_SPECIAL (a node replaced by one
         without features or edges, whose own term is zero) or REPLACE_ONE.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+      clip_rule: the fraction of each gradient that is taken; see `clip_per_example`. No
         rule changes epsilon.
 
     Raises:
@@ -91,11 +91,11 @@ class NodePoissonGaussian(_MultiTermGaussian, PoissonGaussian):
 @names.explained
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NodeFixedSizeGaussian(_MultiTermGaussian, FixedSizeGaussian):
-    """A fresh uniform subset of roots at every step, a node in at most `max_terms`.
+    """A fresh uniform subset of roots in each step, a node in at most `max_terms`.
 
-    Sampling without replacement keeps the number of roots, so privacy is stated for
-    a node that changes, perhaps to one without features or edges, and stays in the
-    terms that it was in: each becomes another, 2 C. The sensitivity is 2 T C / B.
+    Sampling without replacement keeps the number of roots, so privacy is stated for a
+    node that changes, perhaps to one without features or edges, and stays in its terms:
+    each is replaced, by 2 C. The sensitivity is 2 T C / B.
 
     Args:
       l2_clip_norm: C, positive.
@@ -106,7 +106,7 @@ class NodeFixedSizeGaussian(_MultiTermGaussian, FixedSizeGaussian):
       iterations: the number of steps.
       normalize_by: B, positive; usually `batch_size`.
       neighboring_relation: REPLACE_ONE.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+      clip_rule: the fraction of each gradient that is taken; see `clip_per_example`. No
         rule changes epsilon.
 
     Raises:

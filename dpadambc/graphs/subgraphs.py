@@ -1,37 +1,37 @@
-r"""Node-level privacy: 1-hop subgraphs in which each node has a bounded part.
+r"""Node-level privacy: 1-hop subgraphs with a bounded number for each node.
 
 Training on a graph clips one term for each *root*, a training node: the gradient of its
 loss, computed on the root and its neighbors. One node is then in its own term and in
-those of all its neighbors, of which there can be any number. For a guarantee that
-number must be bounded, and by a rule that does not let one node change what *others*
-do. That is the hard part: a rule that keeps K of a node's edges replaces an edge when
-it goes, and one hub that goes would let thousands of its neighbors choose anew.
+those of all its neighbors, of which there can be any number. A guarantee needs a bound
+on that number, by a rule with which one node cannot change the edges of *others*. That
+is the hard part: a rule that keeps K of a node's edges replaces an edge that is
+removed, and one hub that is removed would let thousands of its neighbors choose anew.
 
 **Unit of privacy.** The data of a node are its features, its label and its list of
 edges, those that start from it. Neighboring graphs differ in the data of one node. The
-lists of others are theirs: when a node goes, their lists still name it, and gathering
-its features gives zeros. In a citation graph the list is the paper's own references.
-In an undirected graph every edge is in both lists; the entries in the lists of *others*
-are then not hidden, unlike all the data of the node itself.
+lists of others belong to them: when a node is removed, their lists still name it, and
+gathering its features gives zeros. In a citation graph the list is the paper's own
+references. In an undirected graph every edge is in both lists; the entries in the lists
+of *others* are then not hidden, unlike all the data of the node itself.
 
-**Rule.** A node sends its features to at most K of those whom its own list names: the
-K with the least hash of (seed, sender, receiver). The hash depends on nothing else, and
-an entry whose receiver is no root uses up its place all the same. A root takes in
-the `max_degree` senders with the least hash.
+**Rule.** A node sends its features to at most K receivers on its own list: the K with
+the least hash of (seed, sender, receiver). The hash depends on nothing else, and an
+entry whose receiver is no root also counts toward the K. A root takes in the
+`max_degree` senders with the least hash.
 
 **Theorem.** When the data of node x are removed, added, or changed in its features
 and label, the subgraphs of all roots but x and at most K others stay as they are. If
 its list changes as well, those of at most 2 K others change.
 
-*Proof.* Whom a node y sends to depends on y's list alone. So for every y but x that
-stays as it is. x sends to at most K, before the change and after it; only there do the
+*Proof.* The receivers of a node y depend on y's list alone. So for every y but x they
+stay the same. x sends to at most K, before the change and after it; only there do the
 senders of a root change, or their features. Cutting the senders of a root to
 `max_degree` changes the subgraph of that root only. ∎
 
 So one node is in at most K + 1 clipped terms: `max_terms`, which `Subgraphs` carry to
-`NodePoissonGaussian`. The rule must see *whole* lists. To leave out edges
-first, by the year of the papers, say, is right where that is public of each node, and
-wrong where it depends on which nodes are there, or on their labels.
+`NodePoissonGaussian`. The rule must see *whole* lists. Leaving out edges first, by the
+year of the papers, say, is right if the year is public for each node, and wrong if it
+depends on which nodes are in the graph, or on their labels.
 """
 
 import dataclasses
@@ -48,16 +48,16 @@ Edges = tuple[np.ndarray, np.ndarray]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subgraphs:
-    """The nodes of each root's subgraph, and in how many of them a node is at most.
+    """The nodes of each root's subgraph, and the most subgraphs that a node is in.
 
-    They may be among the data of `fit`, as they are: the example of a root has its
-    members, and a mechanism of fewer terms is refused.
+    They may be part of the data of `fit`: the example of a root has its members, and a
+    mechanism for fewer terms is refused.
 
     Args:
       members: rows of the features, see `gather`: the root first, then its neighbors,
         then -1. shape=(num_roots, 1 + max_degree), int32; of one root, (1 +
         max_degree,).
-      max_terms: of the mechanism: K + 1, see `max_terms`.
+      max_terms: the `max_terms` of the mechanism: K + 1, see `max_terms`.
     """
 
     members: np.ndarray | jax.Array
@@ -65,17 +65,17 @@ class Subgraphs:
 
     @property
     def is_padding(self) -> np.ndarray | jax.Array:
-        """True where there is no member, of the shape of the members."""
+        """A mask that is True where there is no member, with the members' shape."""
         return self.members < 0
 
     @property
     def degrees(self) -> np.ndarray | jax.Array:
-        """The number of members beside the root, shape (num_roots,)."""
+        """The number of members besides the root, shape (num_roots,)."""
         return (~self.is_padding[..., 1:]).sum(-1)
 
 
 def gather(features: jax.Array, members: jax.Array) -> jax.Array:
-    """The features of members, and zeros where there is none.
+    """Gathers the features of members, and zeros where there is none.
 
     An index of -1 alone would gather the last node, for every root with a gap. Its
     weight there is zero, but zero times NaN or infinity is NaN: that one node could
@@ -100,18 +100,18 @@ def gather(features: jax.Array, members: jax.Array) -> jax.Array:
 
 @jax.jit
 def graph_members(features: jax.Array, members: jax.Array) -> jax.Array:
-    """A call of its own name in a program: see `mechanisms.terms`."""
+    """Gathers features, in a call with a name that `mechanisms.terms` finds."""
     return jnp.where((members >= 0)[..., None], features[members], 0)
 
 
 def max_terms(max_memberships: int) -> int:
-    """The most clipped terms that one node is in: its own, and K others.
+    """Returns the most clipped terms that one node is in: its own, and K others.
 
     `Subgraphs` have this number. Where a node may be replaced by one with *another
-    list*, it is 2 K + 1: `dataclasses.replace` makes `Subgraphs` of that.
+    list*, it is 2 K + 1: set that with `dataclasses.replace`.
 
     Args:
-      max_memberships: K, as `subgraphs` was given it.
+      max_memberships: K, the argument of `subgraphs`.
 
     Returns:
       The `max_terms` of `NodePoissonGaussian` or `NodeFixedSizeGaussian`.
@@ -130,14 +130,14 @@ def max_terms(max_memberships: int) -> int:
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """A bijection of 64-bit words that spreads every bit over all (splitmix64)."""
+    """Maps 64-bit words one to one, and spreads every bit over all (splitmix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def edge_hashes(senders: np.ndarray, receivers: np.ndarray, seed: int) -> np.ndarray:
-    """A 64-bit hash of each edge, of the two nodes and the seed alone."""
+    """Hashes each edge to 64 bits, by the two nodes and the seed alone."""
     gamma = np.uint64(0x9E3779B97F4A7C15)
     word = _mixed(np.full(1, seed, np.uint64) + gamma)
     for nodes in (senders, receivers):
@@ -146,7 +146,7 @@ def edge_hashes(senders: np.ndarray, receivers: np.ndarray, seed: int) -> np.nda
 
 
 def ranks_in_groups(groups: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """The place of each edge in its group, in the order of the hashes."""
+    """Returns the rank of each edge in its group, in the order of the hashes."""
     order = np.lexsort((hashes, groups))
     is_first = np.diff(groups[order], prepend=-1) != 0
     places = np.arange(len(order))
@@ -157,7 +157,7 @@ def ranks_in_groups(groups: np.ndarray, hashes: np.ndarray) -> np.ndarray:
 
 
 def _nodes(**named: np.ndarray) -> np.ndarray:
-    """An array of node numbers, checked."""
+    """Converts to an array of node numbers; raises for anything else."""
     ((name, array),) = named.items()
     array = np.asarray(array)
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
@@ -184,11 +184,11 @@ def _checked_edges(senders: np.ndarray, receivers: np.ndarray) -> Edges:
 
 
 def distinct_edges(senders: np.ndarray, receivers: np.ndarray) -> Edges:
-    """The edges without self loops and repetitions, sorted.
+    """Returns the edges without self loops and repetitions, sorted.
 
     Args:
       senders: shape (num_edges,), integers: the nodes that edges start from.
-      receivers: shape (num_edges,): the nodes that they name.
+      receivers: shape (num_edges,): the nodes that edges point to.
 
     Returns:
       Senders and receivers, sorted by both.
@@ -206,18 +206,18 @@ def distinct_edges(senders: np.ndarray, receivers: np.ndarray) -> Edges:
     senders, receivers = _checked_edges(senders, receivers)
     proper = senders != receivers
     edges = np.stack([senders[proper], receivers[proper]], axis=1)
-    # One number for each pair: sorting pairs takes ten times as long.
+    # Encode a pair as one number: sorting pairs takes ten times as long.
     width = np.int64(edges.max(initial=0) + 1)
     keys = np.unique(edges[:, 0] * width + edges[:, 1])
     return keys // width, keys % width
 
 
 def undirected(senders: np.ndarray, receivers: np.ndarray) -> Edges:
-    """Every edge in both directions: each of the two nodes then lists the other.
+    """Returns every edge in both directions: each of two nodes then lists the other.
 
     Args:
       senders: shape (num_edges,), integers: the nodes that edges start from.
-      receivers: shape (num_edges,): the nodes that they name.
+      receivers: shape (num_edges,): the nodes that edges point to.
 
     Returns:
       Senders and receivers of distinct edges, sorted by both.
@@ -246,7 +246,7 @@ def subgraphs(
     max_degree: int,
     seed: int = 0,
 ) -> Subgraphs:
-    r"""The 1-hop subgraph of each root, with each node in a bounded number of them.
+    r"""Makes the 1-hop subgraph of each root, with a bound on those of each node.
 
     Features flow from sender to receiver: an edge (s, r) belongs to s, and makes s a
     neighbor of the root r. Self loops and repetitions are dropped. Nothing is random:
@@ -258,12 +258,13 @@ def subgraphs(
 
     Args:
       senders: shape (num_edges,), integers: the nodes that edges start from.
-      receivers: shape (num_edges,): the nodes that they name. Not all need be roots.
+      receivers: shape (num_edges,): the nodes that edges point to. Not all need be
+      roots.
       roots: shape (num_roots,), distinct: the nodes with a clipped term, those that
         are trained on.
       max_memberships: K, the most subgraphs of others that a node is in.
       max_degree: the most neighbors of a root.
-      seed: of the hash that chooses.
+      seed: the seed of the hash that chooses edges.
 
     Returns:
       `Subgraphs`, with members of shape (num_roots, 1 + max_degree): the root, its

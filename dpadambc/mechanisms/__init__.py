@@ -1,1 +1,1 @@
-"""Ways to make mechanisms, and other ways to sample; `dpadambc` lists them."""
+"""Constructors of mechanisms, and other sampling methods; `dpadambc` lists them."""

@@ -10,10 +10,11 @@ laws of all outputs with the example and without it, for every :math:`\alpha \ge
     Y = \frac{1}{b} \sum_{j=1}^b Y_j
 
 with independent log-normal :math:`Y_j` of mean 1 whose logarithm has variance
-:math:`1 / z^2`. An example that adds C to a coordinate of its own attains both.
+:math:`1 / z^2`. An example that adds C to a separate coordinate attains both.
 
-*Proof.* In which steps the others take part is independent of the example: condition on
-it (joint convexity). Let :math:`a_j \le 1 / z` be the norm of the vector of step j over
+*Proof.* The steps in which the others take part are independent of the example:
+condition on them (joint convexity). Let :math:`a_j \le 1 / z` be the norm of the vector
+of step j over
 z C, a function of earlier outputs. An example in step j multiplies the density of that
 step's output by :math:`L_j = \exp(a_j \xi_j - a_j^2 / 2)`. Under Q, :math:`\xi_j` is
 standard normal and independent of the past. So dP/dQ is the mean of the :math:`L_j`.
@@ -21,8 +22,8 @@ standard normal and independent of the past. So dP/dQ is the mean of the :math:`
 Let f be convex. Given the past, dP/dQ is affine in the last :math:`L_j`. The process
 :math:`\exp(B_t - t / 2)` is a martingale in t, so it increases with t in convex order.
 Hence an independent :math:`Y_b` in place of :math:`L_b` does not decrease
-:math:`E_Q f(dP/dQ)`. The expectation over :math:`Y_b` is a convex function of what is
-left, so the step before can be replaced likewise, and so on to the first.
+:math:`E_Q f(dP/dQ)`. The expectation over :math:`Y_b` is a convex function of the rest,
+so the step before can be replaced likewise, and so on to the first.
 
 *Several participations.* Let the example be in k random steps of b. Split the steps at
 random into k blocks whose sizes differ by one at most, and let it be in one uniformly
@@ -38,9 +39,9 @@ under Q, so they compose over epochs, adaptively (`Zhu et al. 2022
 one that goes on, so the bound of the whole epoch holds for it.
 
 *Numbers.* Every operation spreads Y without moving its mean, which can only increase
-both expectations. A number between two points of a grid is split between them. What is
+both expectations. A number between two points of a grid is split between them. A number
 below the grid is split between its first point and 0, an infinite loss of Q against P.
-What is above it is split between its last point and infinity, which has mass under P
+A number above it is split between its last point and infinity, which has mass under P
 alone, an infinite loss of P against Q. All terms are positive, so rounding is relative,
 about 1e-12 of each mass.
 
@@ -62,18 +63,18 @@ from dp_accounting.pld.pld_pmf import DensePLDPmf
 
 from dpadambc.mechanisms.events import ReadableDpEvent
 
-# The part that is cut off in each operation: mass under Q below, under P above.
+# The mass that each operation cuts off: mass under Q below, under P above.
 _TAIL = 1e-20
-# Points of a grid, and of the finer one on which a sum is first put.
+# The number of points of a grid, and of the finer grid of a sum.
 _POINTS, _FINE_POINTS = 600, 6_000
-# Beyond this logarithm the ratio is near the largest number.
+# Beyond this logarithm the ratio is near the largest float.
 _LARGEST_LOG = 600.0
-# More noise counts as this much: the numbers of a grid must differ.
+# More noise counts as this much, so that the numbers of a grid differ.
 _MOST_NOISE = 1e6
 
 
 def _split(values: np.ndarray, masses: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Masses on a grid that covers the values, with the same mean of each."""
+    """Splits masses between the points of a grid, and keeps the mean of each."""
     below = np.clip(np.searchsorted(grid, values, "right") - 1, 0, len(grid) - 2)
     gaps = np.diff(grid)
     up = masses * np.clip((values - grid[below]) / gaps[below], 0, 1)
@@ -82,18 +83,18 @@ def _split(values: np.ndarray, masses: np.ndarray, grid: np.ndarray) -> np.ndarr
 
 
 class _Ratios(NamedTuple):
-    """The law under Q of a sum of density ratios, spread out."""
+    """The law under Q of a sum of density ratios, spread onto a grid."""
 
     values: np.ndarray  # increasing; the first one is 0
     masses: np.ndarray
-    excess: float  # of the mean: the part at infinity, without mass
+    excess: float  # the part of the mean at infinity, without mass
 
     @property
     def mean(self) -> float:
         return float(self.values @ self.masses) + self.excess
 
     def trimmed(self) -> Self:
-        """Without the ends that hardly have any mass."""
+        """Cuts off ends that have hardly any mass."""
         values, masses, excess = self
         first = int(np.searchsorted(np.cumsum(masses), _TAIL))
         first = min(max(first, 1), len(values) - 2)
@@ -110,7 +111,7 @@ class _Ratios(NamedTuple):
         return type(self)(values, np.append(zero, kept), excess)
 
     def coarsened(self) -> Self:
-        """On fewer points: half of them dense where the mass is, half everywhere."""
+        """Reduces the points: half of them dense where the mass is, half everywhere."""
         values, masses, excess = self
         if len(values) <= _POINTS:
             return self
@@ -124,7 +125,7 @@ class _Ratios(NamedTuple):
         return type(self)(grid, _split(values, masses, grid), excess)
 
     def __add__(self, other: Self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The sum of two that are independent."""
+        """Convolves with an independent law."""
         values = np.add.outer(self.values, other.values)
         masses = np.multiply.outer(self.masses, other.masses)
         if self is other:  # each pair once
@@ -134,13 +135,13 @@ class _Ratios(NamedTuple):
         grid = np.geomspace(least, self.values[-1] + other.values[-1], _FINE_POINTS)
         grid = np.concatenate([[0.0], grid])
         masses = _split(values.ravel(), masses.ravel(), grid)
-        masses /= masses.sum()  # or rounding would grow with the number of terms
+        masses /= masses.sum()  # otherwise rounding grows with the number of terms
         found = type(self)(grid, masses, self.excess + other.excess)
         return found.trimmed().coarsened()
 
 
 def _one(noise_multiplier: float) -> _Ratios:
-    """Of one step: log-normal, on a grid."""
+    """Returns the ratio of one step: log-normal, on a grid."""
     s = 1 / min(noise_multiplier, _MOST_NOISE)
     end = -scipy.special.ndtri(_TAIL)
     x = np.linspace(-end, s + end, _POINTS)
@@ -160,14 +161,14 @@ def _one(noise_multiplier: float) -> _Ratios:
 
 
 def _normal(edges: np.ndarray) -> np.ndarray:
-    """The standard normal's mass between edges, from the nearer tail."""
+    """Computes the standard normal's mass between edges, from the nearer tail."""
     low, high = edges[:-1], edges[1:]
     ndtr = scipy.special.ndtr
     return np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
 
 
 def _sum_of(steps: int, noise_multiplier: float) -> _Ratios:
-    """Of so many independent steps, by doubling."""
+    """Computes the law of a sum of `steps` independent ratios, by doubling."""
     power, total = _one(noise_multiplier), None
     while True:
         if steps % 2:
@@ -180,15 +181,15 @@ def _sum_of(steps: int, noise_multiplier: float) -> _Ratios:
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocationDpEvent(ReadableDpEvent):
-    """Gaussian steps, of which an example takes part in a random one.
+    """Gaussian steps with an example in a random one of them.
 
-    The accountants of `accounting` read it, and no others. It is of an
-    example that is added, removed or exchanged for one that adds nothing: one that is
-    exchanged for any other moves twice as far.
+    Only the accountants of `accounting` read it. It is for an example that is added,
+    removed or replaced by one that adds nothing: an example that is replaced by any
+    other moves the sum twice as far.
 
     Args:
       noise_multiplier: the standard deviation, in units of the example's contribution.
-      steps: how many, at least 2.
+      steps: the number of steps, at least 2.
       neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
     """
 
@@ -205,7 +206,7 @@ class RandomAllocationDpEvent(ReadableDpEvent):
 
     @functools.cached_property
     def _ratios(self) -> _Ratios:
-        """The law of the mean: for one event several grids are tried."""
+        """The law of the mean, cached, as an event is read on several grids."""
         values, masses, excess = _sum_of(self.steps, self.noise_multiplier)
         return _Ratios(values / self.steps, masses, excess / self.steps)
 

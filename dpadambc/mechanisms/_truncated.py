@@ -1,9 +1,9 @@
-r"""Accounting of truncated Poisson sampling: of too large a sample a part is kept.
+r"""Accounting of truncated Poisson sampling: too large a sample is cut to a part.
 
-Each of n examples is drawn with probability q. Of more than B that are drawn, a uniform
-subset of B takes part. Neighbors differ in what one example, the last, adds to the sum:
-a vector of norm at most C, or nothing. The set of those who take part has the same law
-for both. Let K of the others be drawn; K is binomial. Let :math:`s = C / \sigma`.
+Each of n examples is drawn with probability q. If more than B are drawn, a uniform
+subset of B takes part. Neighbors differ in the contribution of one example, the last,
+to the sum: a vector of norm at most C, or nothing. The set of participants has the same
+law for both. Let K of the others be drawn; K is binomial. Let :math:`s = C / \sigma`.
 
 *Theorem.* Where K < B - 1, the example takes part with probability q, as by Poisson
 sampling. The rest of the probability, K of at least B - 1, has three parts:
@@ -26,12 +26,12 @@ does not and K < B, let R be the K others. Where it does not and :math:`K \ge B`
 be the B others who take part without a uniformly random one, r. In each case R is a
 uniform subset of its size. By joint convexity R may be taken as known, and its sum as
 0. If it has fewer than B - 1 members, the example takes part with probability q: a pair
-of Poisson sampling. Otherwise the output is normal around 0 with weight a, around what
-r adds (at most C) with weight b, and around what the example adds with weight h. Of an
-event let :math:`\Phi(t)` be the probability under noise around 0, and
-:math:`\Phi(t')` that around the sum of r. By the lemma of Neyman and Pearson
-:math:`|t - t'| \le s`, and of noise around a vector of norm at most C the probability
-is between :math:`\Phi(t - s)` and :math:`\Phi(t + s)`.
+   of Poisson sampling. Otherwise the output is normal around 0 with weight a, around
+   the contribution of r (at most C) with weight b, and around the contribution of the
+   example with weight h. Of an event let :math:`\Phi(t)` be the probability under noise
+   around 0, and :math:`\Phi(t')` that around the sum of r. By the lemma of Neyman and
+   Pearson :math:`|t - t'| \le s`, and of noise around a vector of norm at most C the
+   probability is between :math:`\Phi(t - s)` and :math:`\Phi(t + s)`.
 
 *The supremum.* For :math:`\alpha \ge 1` it has :math:`t' = t - s`. Over the normal
 density at t, the derivative in t is
@@ -67,7 +67,7 @@ _log_ndtr = scipy.special.log_ndtr
 
 
 class FullBatches(NamedTuple):
-    """What happens where at least B - 1 others are drawn, each with its share."""
+    """The case that at least B - 1 others are drawn: the weights of its three parts."""
 
     with_it: float  # h
     without_it: float  # a, of B - 1 others
@@ -75,7 +75,7 @@ class FullBatches(NamedTuple):
     prob: float  # of all three
 
     def deltas(self, epsilons: np.ndarray, s: float, u: float, v: float) -> np.ndarray:
-        """The bound D at each epsilon, of any sign."""
+        """Computes the bound D at each epsilon, of any sign."""
         positive = lambda x: self._positive_deltas(x, s, u, v)
         exchanged = lambda x: self._positive_deltas(x, s, v, u)
         return of_any_sign(epsilons, positive, exchanged)
@@ -104,12 +104,12 @@ class FullBatches(NamedTuple):
 class TruncatedPoissonDpEvent(ReadableDpEvent):
     """One Gaussian step on a truncated Poisson sample.
 
-    The accountants of `accounting` read it, and no others.
+    Only the accountants of `accounting` read it.
 
     Args:
-      noise_multiplier: over the sensitivity, C or under REPLACE_ONE 2 C.
-      sampling_prob: q.
-      truncated_batch_size: B.
+      noise_multiplier: the noise over the sensitivity, C or under REPLACE_ONE 2 C.
+      sampling_prob: q, the probability of each example.
+      truncated_batch_size: B, the largest batch.
       num_examples: the size of the data set.
       neighboring_relation: REPLACE_SPECIAL or REPLACE_ONE.
     """
@@ -122,7 +122,7 @@ class TruncatedPoissonDpEvent(ReadableDpEvent):
 
     @functools.cached_property
     def _too_many(self) -> float:
-        """The probability that the example is one of B, of more that are drawn."""
+        """The probability that more than B are drawn, and the example is kept."""
         n, q, size = self.num_examples, self.sampling_prob, self.truncated_batch_size
         return float(scipy.stats.binom.sf(size, n, q) * size / n)
 
@@ -135,7 +135,7 @@ class TruncatedPoissonDpEvent(ReadableDpEvent):
 
     @property
     def full_batches(self) -> FullBatches:
-        """Where the batch has the example and B - 1 others, or could have had."""
+        """The case that the batch has B - 1 others and the example, or room for it."""
         n, q, size = self.num_examples, self.sampling_prob, self.truncated_batch_size
         one_less = scipy.stats.binom.pmf(size - 1, n - 1, q)
         others = max(scipy.stats.binom.sf(size - 1, n - 1, q) - self._too_many, 0.0)
@@ -145,7 +145,7 @@ class TruncatedPoissonDpEvent(ReadableDpEvent):
         return FullBatches(h, a, b, prob)
 
     def privacy_losses(self, interval: float) -> pld.PrivacyLossDistribution:
-        """The privacy losses of one step on a grid, from above."""
+        """Returns the privacy losses of one step on a grid, from above."""
         replaces = self.neighboring_relation == NeighboringRelation.REPLACE_ONE
         stddev = self.noise_multiplier * (1 + replaces)  # in units of C
         poisson = pld.from_gaussian_mechanism(

@@ -6,7 +6,7 @@ from dpadambc.core.mechanism import Mechanism
 
 
 def check_mechanism(mechanism: Any) -> None:
-    """Raises unless it is one."""
+    """Raises unless the argument is a mechanism."""
     if not isinstance(mechanism, Mechanism):
         raise TypeError(
             "Expected mechanism to be a dpadambc mechanism, such as a PoissonGaussian,"

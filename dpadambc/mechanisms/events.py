@@ -14,29 +14,30 @@ from dpadambc.core.accounting import OwnDpEvent
 class ReadableDpEvent(OwnDpEvent):
     """An event that dp-accounting does not know, with the numbers to account for it.
 
-    A Gaussian step with a public noise multiplier, which affects a neighbor at a rate.
+    It is a Gaussian step with a public noise multiplier, which affects a neighbor at a
+    rate.
 
     Attributes:
       noise_multiplier: the noise over the sensitivity.
       neighboring_relation: the relation that the event is stated for. Accountants of
-        another relation refuse it. None is for all relations.
+        another relation refuse it. None stands for all relations.
     """
 
     neighboring_relation: NeighboringRelation | None = None
 
     @abc.abstractmethod
     def privacy_losses(self, interval: float) -> PrivacyLossDistribution:
-        """The distribution of the privacy loss of one step, from above, on a grid."""
+        """Returns the privacy losses of one step on a grid, from above."""
 
     def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
-        """Bounds the Rényi divergence of one step at each order, if a class can."""
+        """Bounds the Rényi divergence of one step at each order, if the class can."""
         del orders
         raise dp_accounting.UnsupportedEventError(
             f"{type(self).__name__} has no Rényi bound; use accounting.PLD."
         )
 
     def compose_into(self, accountant: Any, count: int) -> None:
-        """See `OwnDpEvent.compose_into`."""
+        """Composes as `OwnDpEvent.compose_into` says, by the accountant's method."""
         relation = accountant.neighboring_relation
         if self.neighboring_relation not in (None, relation):
             raise dp_accounting.UnsupportedEventError(

@@ -21,20 +21,20 @@ _REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
 @dataclasses.dataclass(frozen=True)
 class FixedSizeDpEvent(replaced_terms.ReplacedTermsDpEvent):
-    """One step on a uniform subset, of which one example is replaced.
+    """One step on a uniform subset, with one example replaced.
 
     Args:
-      noise_multiplier: over the sensitivity, 2 C / B.
-      probs: with which the sample has the example not, and has it.
+      noise_multiplier: the noise over the sensitivity, 2 C / B.
+      probs: the probabilities that the sample lacks the example, and has it.
       num_examples: the size of the data set.
-      batch_size: of the subset.
+      batch_size: the size of the subset.
     """
 
     num_examples: int = dataclasses.field(kw_only=True)
     batch_size: int = dataclasses.field(kw_only=True)
 
     def compose_into(self, accountant: Any, count: int) -> None:
-        """By Rényi divergences, the bound of dp-accounting, in its unit."""
+        """Adds steps; by Rényi divergences with dp-accounting's bound, in its unit."""
         if not isinstance(accountant, rdp.RdpAccountant):
             return super().compose_into(accountant, count)
         step = dp_accounting.GaussianDpEvent(self.noise_multiplier)
@@ -59,7 +59,7 @@ class FixedSizeGaussian(Mechanism):
       iterations: the number of steps.
       normalize_by: B, positive; usually `batch_size`.
       neighboring_relation: REPLACE_ONE.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+      clip_rule: the fraction of each gradient that is taken; see `clip_per_example`. No
         rule changes epsilon.
 
     Raises:

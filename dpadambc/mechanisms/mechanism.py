@@ -1,7 +1,7 @@
-"""The base of all mechanisms, with the ways to make one: of epochs, and for a target.
+"""The base of all mechanisms, with constructors for epochs and for a target.
 
-Epsilon does not rest on this file. `core.mechanism` computes it for whatever numbers a
-mechanism has.
+Epsilon does not rest on this file. `core.mechanism` computes it for any numbers of a
+mechanism.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,10 @@ from dpadambc.mechanisms.terms import check_terms
 
 
 class Mechanism(mechanism.Mechanism):
-    """Adds Gaussian noise to the clipped sum in every step.
+    """The base of mechanisms, which add Gaussian noise to each clipped sum.
 
-    Subclasses are frozen dataclasses with the fields below. They define
-    `_event` and `_draw`, and as class attributes the facts below. Leave out `clip_rule`
-    and it is `Flat()`.
+    Subclasses are frozen dataclasses with the fields below. They define `_event` and
+    `_draw`, and the class attributes below. Without `clip_rule` it is `Flat()`.
 
     Attributes:
       l2_clip_norm: C, the bound on one example's gradient norm.
@@ -29,16 +28,16 @@ class Mechanism(mechanism.Mechanism):
       iterations: T, the number of steps.
       normalize_by: B, the public number that the clipped sum is divided by.
       neighboring_relation: the difference of two neighboring data sets.
-      clip_rule: which share of each gradient is taken. All that clip for the mechanism
-        use it. It does not change epsilon.
+      clip_rule: the fraction of each gradient that is taken. All functions that clip
+        for the mechanism use it. It does not change epsilon.
       relations: the neighboring relations that privacy can be stated for, each with the
         accountants that can read the events, the tightest first.
       solvable: the fields that `calibrate` can solve for.
       deals_epochs: whether an epoch deals all examples into a whole number of batches.
-      draws_steps_alone: whether a batch is independent of all others. Then each step is
-        drawn with a key of its own. It is False unless a class says so.
-      has_independent_noise: whether the noise of a step is independent of that of any
-        other.
+      draws_steps_alone: whether a batch is independent of all others, so that each step
+        can be drawn with a key of its own. It is False unless a class sets it.
+      has_independent_noise: whether the noise of a step is independent of the noise of
+        every other step.
     """
 
     solvable: ClassVar[tuple[str, ...]] = ("noise_multiplier", "iterations")
@@ -50,7 +49,7 @@ class Mechanism(mechanism.Mechanism):
     @names.of_fields
     @final
     def of_epochs(cls, **public_numbers: Unpack[PublicNumbers]) -> Self:
-        """The mechanism for so many epochs in batches of a size.
+        """Makes the mechanism for a number of epochs in batches of a size.
 
         Args:
           **public_numbers: the fields of the class; in place of `iterations`, `epochs`;
@@ -63,7 +62,7 @@ class Mechanism(mechanism.Mechanism):
             have `batch_size` examples on average; `normalize_by` is the batch size
             unless it is given.
 
-            Fields are public, and tell `num_examples`: where examples may be added or
+            Fields are public, and reveal `num_examples`: where examples may be added or
             removed, give a public number near it in its place.
 
         Returns:
@@ -95,7 +94,7 @@ class Mechanism(mechanism.Mechanism):
         accountant: Accountant | None = None,
         **public_numbers: Unpack[PublicNumbers],
     ) -> Self:
-        """The mechanism that meets a target, solved for the one number left out.
+        """Makes the mechanism that meets a target, solved for the number left out.
 
         Args:
           target_epsilon: the epsilon to reach and not to exceed.

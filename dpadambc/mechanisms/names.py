@@ -1,4 +1,4 @@
-"""The names of arguments: those of mechanisms, and the advice where one is wrong."""
+"""The argument names of mechanisms, and advice for the wrong ones."""
 
 import functools
 import inspect
@@ -68,7 +68,7 @@ def _refuse(name: str, known: Collection[str]) -> None:
 
 
 def explained(called: T) -> T:
-    """A function, or a class, that says what to do about the frequent wrong names."""
+    """Wraps a function or a class, so that it explains frequent wrong names."""
     made: Any = called
     call = made.__init__ if isinstance(made, type) else made
     known = inspect.signature(call).parameters
@@ -90,7 +90,7 @@ def explained(called: T) -> T:
 
 
 def _signature(function: Any, kind: type) -> inspect.Signature:
-    """The keywords of a class method, and behind them those of the class, optional."""
+    """Joins the keywords of a class method with the fields of the class, optional."""
     first, *own = inspect.signature(function).parameters.values()
     fields = inspect.signature(kind).parameters
     found = {x.name: x for x in own if x.kind == inspect.Parameter.KEYWORD_ONLY}
@@ -118,5 +118,5 @@ else:
                 return function(*args, **named)
 
             made.__signature__ = _signature(function, kind)
-            del made.__wrapped__  # whose source has fewer defaults than the signature
+            del made.__wrapped__  # its source has fewer defaults
             return types.MethodType(explained(made), kind)

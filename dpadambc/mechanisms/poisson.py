@@ -1,4 +1,4 @@
-"""Poisson sampling: the mechanism of `core`, with the ways to make one."""
+"""Poisson sampling: the mechanism of `core`, with its constructors."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ class PoissonGaussian(mechanism.PoissonGaussian, Mechanism):
       normalize_by: B, positive; usually `sampling_prob * num_examples`, rounded. It
         does not change epsilon.
       neighboring_relation: the difference of two neighboring data sets.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+      clip_rule: the fraction of each gradient that is taken; see `clip_per_example`. No
         rule changes epsilon.
 
     Raises:

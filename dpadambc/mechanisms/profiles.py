@@ -1,7 +1,7 @@
-"""The privacy losses of a profile, delta as it goes with epsilon, from above.
+"""The privacy losses of a profile (delta as a function of epsilon), from above.
 
-A convex profile is that of a pair of distributions. Of its points on the grid, a pair
-on the grid has a profile that is the polygon through them ("connecting the dots",
+A convex profile is that of a pair of distributions. Given its points on the grid, a
+pair on the grid has the polygon through them as its profile ("connecting the dots",
 `Doroshenko et al. 2022 <https://arxiv.org/abs/2207.04380>`_), which is nowhere below.
 """
 
@@ -20,11 +20,11 @@ _TAIL = 1e-22
 def losses_of_profile(
     deltas: Deltas, interval: float, largest: float
 ) -> pld_pmf.PLDPmf:
-    """The losses of the pair that has this profile.
+    """Computes the losses of the pair that has this profile.
 
     Args:
-      deltas: at each epsilon, of any sign.
-      interval: of the grid.
+      deltas: the delta at each epsilon, of any sign.
+      interval: the interval of the grid.
       largest: the loss at which the profile is cut at the latest.
     """
     last = 10 * interval
@@ -32,7 +32,7 @@ def losses_of_profile(
         last = min(1.25 * last, largest)
     size = int(np.ceil(last / interval))
     profile = np.clip(deltas(np.arange(-size, size + 1) * interval), 0, 1)
-    # Rounding may break the order; the larger one is the bound.
+    # Rounding may break the order; the larger value is the bound.
     profile = np.maximum.accumulate(profile[::-1])[::-1]
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
         interval, -size, size, profile
@@ -42,12 +42,12 @@ def losses_of_profile(
 def of_any_sign(
     epsilons: np.ndarray, positive: Deltas, exchanged: Deltas
 ) -> np.ndarray:
-    """The profile at each epsilon, from those of a pair and of the exchanged pair.
+    """Computes the profile at epsilons of any sign, if need be of the exchanged pair.
 
     Args:
-      epsilons: of any sign.
+      epsilons: the epsilons, of any sign.
       positive: the profile of the pair, where epsilon is not negative.
-      exchanged: that of the exchanged pair, there.
+      exchanged: the profile of the exchanged pair, for the same epsilons.
     """
     absolute = np.abs(epsilons)
     negative = -np.expm1(-absolute) + np.exp(-absolute) * exchanged(absolute)
@@ -57,12 +57,12 @@ def of_any_sign(
 def renyi_of_shifts(
     orders: np.ndarray, shifts: np.ndarray, probs: np.ndarray
 ) -> np.ndarray:
-    """Bounds the divergence of a shift that is drawn, as if it were known: convexity.
+    """Bounds the Rényi divergence of a random shift, by convexity.
 
     Args:
-      orders: of the divergence.
-      shifts: in deviations of the noise.
-      probs: of each shift.
+      orders: the orders of the divergence.
+      shifts: the shifts, in deviations of the noise.
+      probs: the probability of each shift.
     """
     shifts, probs = shifts[probs > 0], probs[probs > 0]
     exponents = orders[:, None] * (orders[:, None] - 1) * shifts**2 / 2

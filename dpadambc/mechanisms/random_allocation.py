@@ -1,4 +1,4 @@
-"""Random allocation: each example takes part in so many random steps of an epoch."""
+"""Random allocation: each example takes part in given many random steps of an epoch."""
 
 import dataclasses
 import math
@@ -19,12 +19,12 @@ from dpadambc.mechanisms.mechanism import Mechanism
 _ADD_OR_REMOVE_ONE = NeighboringRelation.ADD_OR_REMOVE_ONE
 _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 
-# Up to here products of two steps fit in 32 bits.
+# Up to this number, products of two steps fit in 32 bits.
 _MOST_BATCHES = 2**16
 
 
 def check_parts(**named: int) -> None:
-    """Raises unless one of so many parts or batches can be drawn uniformly."""
+    """Raises unless one of `number` parts or batches can be drawn uniformly."""
     validate.count(**named, least=1)
     ((name, number),) = named.items()
     if number > _MOST_BATCHES:
@@ -32,14 +32,15 @@ def check_parts(**named: int) -> None:
 
 
 def uniform(key: jax.Array, num: int, ends: np.ndarray) -> jax.Array:
-    """Numbers below each end, shape (len(ends), num): of 64 random bits the remainder.
+    """Draws numbers below each end, shape (len(ends), num), from 64 bits each.
 
-    None is more probable than it should be by more than a 2^-48th.
+    Each is the remainder of a 64-bit number, so no probability is too large by more
+    than 2^-48 of it.
 
     Args:
       key: a typed key.
       num: how many numbers for each end.
-      ends: shape (k, 1), at most 2^16.
+      ends: the exclusive ends, shape (k, 1), at most 2^16.
     """
     high, low = jax.random.bits(key, (2, len(ends), num), jnp.uint32)
     ends = ends.astype(np.uint32)
@@ -48,7 +49,7 @@ def uniform(key: jax.Array, num: int, ends: np.ndarray) -> jax.Array:
 
 
 def steps_of_examples(draws: jax.Array, batches_per_epoch: int) -> jax.Array:
-    """For each example distinct steps, every set of them equally likely: Floyd.
+    """Draws a uniform set of distinct steps for each example, by Floyd's algorithm.
 
     Args:
       draws: row i uniform on the first batches_per_epoch - participations + 1 + i
@@ -60,7 +61,7 @@ def steps_of_examples(draws: jax.Array, batches_per_epoch: int) -> jax.Array:
     for i in range(1, len(draws)):
         draw = draws[i : i + 1]
         is_taken = (chosen == draw).any(axis=0, keepdims=True)
-        # If taken, the step that no earlier draw could reach.
+        # If it is taken, use the step that no earlier draw could reach.
         chosen = jnp.concatenate([chosen, jnp.where(is_taken, first + i, draw)])
     return chosen
 
@@ -72,15 +73,15 @@ def allocated_batch(
     batches_per_epoch: int,
     participations: int = 1,
 ) -> Batch:
-    """A batch of an epoch, all of which follow from one key.
+    """Draws a batch of an epoch, all of whose batches follow from one key.
 
     Args:
-      epoch_key: the same for all steps of the epoch.
-      step: of the epoch.
+      epoch_key: the key, the same for all steps of the epoch.
+      step: the step of the epoch.
       num_examples: the size of the data set.
-      batches_per_epoch: how many steps the epoch has.
-      participations: in how many of them each example takes part. Time and memory are
-        in proportion to it, and time to its square where it is large.
+      batches_per_epoch: the number of steps in the epoch.
+      participations: the number of steps in which each example takes part. Time and
+        memory are proportional to it, and time to its square where it is large.
 
     Returns:
       A `Batch` whose size is exceeded with probability 1e-15 at most, which each step
@@ -110,19 +111,20 @@ class RandomAllocationGaussian(Mechanism):
       * Epsilon is an upper bound in both directions, for steps that depend on earlier
         outputs and contributions of any norm up to C.
       * It is tight for one participation, up to the numerics, which cost less than 1 %;
-        for several it is that of one participation in each of so many shorter epochs.
+        for several it is that of one participation in each of as many shorter epochs.
       * An epoch that is begun counts in full.
 
     Args:
       l2_clip_norm: C, positive.
       noise_multiplier: z, non-negative, in units of the sensitivity.
       batches_per_epoch: b, the number of steps in an epoch.
-      participations: k, in how many steps of an epoch each example takes part.
+      participations: k, the number of steps of an epoch in which each example takes
+      part.
       iterations: the number of steps.
       normalize_by: B, positive; usually `num_examples * participations /
         batches_per_epoch`, rounded. It does not change epsilon.
       neighboring_relation: ADD_OR_REMOVE_ONE or REPLACE_SPECIAL.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+      clip_rule: the fraction of each gradient that is taken; see `clip_per_example`. No
         rule changes epsilon.
 
     Raises:
@@ -181,7 +183,7 @@ class RandomAllocationGaussian(Mechanism):
         return self.participations < self.batches_per_epoch
 
     def _event(self, steps: int, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Epochs, each of blocks of steps with one participation in each."""
+        """Returns epochs, each of blocks of steps with one participation in each."""
         z, relation = float(noise_multiplier), self.neighboring_relation
         size, longer = divmod(self.batches_per_epoch, self.participations)
         blocks: list[dp_accounting.DpEvent] = []

@@ -1,6 +1,6 @@
 r"""A Gaussian step on a sample of fixed size, in which a record can change some terms.
 
-Of N terms B are drawn, without replacement or with it; one record can change T of them
+Of N terms B are drawn, with or without replacement; one record can change T of them
 (one, in ordinary training), by 2 C each. Let :math:`h_k` be the probability of drawing
 k of those, and :math:`s_k = 2 k C / \sigma`. For :math:`\alpha \ge 1` no hockey-stick
 divergence of the step exceeds
@@ -18,7 +18,7 @@ first draw as 0. Given k, the outputs of the neighbors are normal around u and v
 :math:`|u|, |v|, |u - v| \le 2 k C`, and the same where k = 0. Of an event let
 :math:`\Phi(t)` be the probability under noise around 0, and :math:`\Phi(w)` that
 around u. By the lemma of Neyman and Pearson :math:`w \le t + s_k`, and around v it has
-at least :math:`\Phi(w - s_k)` and :math:`\Phi(t - s_k)`. So what k contributes,
+at least :math:`\Phi(w - s_k)` and :math:`\Phi(t - s_k)`. So the contribution of k,
 :math:`\Phi(w) - \alpha \Phi(\max(w, t) - s_k)` at most, grows with w up to t, and is
 :math:`f_k(w - s_k)` beyond, at an argument of at most t: its largest value is
 :math:`f_k(\min(t, x_k))`. (If fewer than B terms are not affected, :math:`h_0 = 0`, and
@@ -44,20 +44,20 @@ from dpadambc.core.clip import NeighboringRelation
 from dpadambc.mechanisms.events import ReadableDpEvent
 from dpadambc.mechanisms.profiles import losses_of_profile, of_any_sign, renyi_of_shifts
 
-# Its exponential is near the largest number.
+# The exponential of this loss is near the largest float.
 _LARGEST_LOSS = 600.0
 _ndtr = scipy.special.ndtr
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplacedTermsDpEvent(ReadableDpEvent):
-    """One step on a sample of fixed size, some terms of which a record can change.
+    """One step on a sample of fixed size, in which a record can change some terms.
 
-    The accountants of `accounting` read it, and no others.
+    Only the accountants of `accounting` read it.
 
     Args:
-      noise_multiplier: the standard deviation, in units of the move of the most terms.
-      probs: of 0, 1, ... affected terms in the sample, to the most.
+      noise_multiplier: the standard deviation, in units of the change by all terms.
+      probs: the probabilities of 0, 1, ... affected terms in the sample.
     """
 
     noise_multiplier: float
@@ -66,17 +66,17 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
 
     @property
     def _shifts(self) -> np.ndarray:
-        """The move of the sum by each number of terms, in deviations of the noise."""
+        """The change of the sum by each number of terms, in deviations of the noise."""
         most = len(self.probs) - 1
         return np.arange(most + 1) / (most * self.noise_multiplier)
 
     @property
     def rate(self) -> float:
-        """The probability that anything moves."""
+        """The probability that the sample has an affected term."""
         return sum(self.probs[1:])
 
     def deltas(self, epsilons: np.ndarray) -> np.ndarray:
-        """The bound on delta at each epsilon, of any sign."""
+        """Bounds delta at each epsilon, of any sign."""
         return of_any_sign(epsilons, self._positive_deltas, self._positive_deltas)
 
     def _positive_deltas(self, epsilons: np.ndarray) -> np.ndarray:
@@ -95,7 +95,7 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
         return PrivacyLossDistribution(losses)
 
     def renyi_divergences(self, orders: np.ndarray) -> np.ndarray:
-        r"""By joint convexity alone: as if it were known which terms are sampled.
+        r"""Bounds the divergence by joint convexity, as if the terms were known.
 
         .. math:: \frac{1}{\alpha - 1}
             \ln \sum_k h_k e^{\alpha (\alpha - 1) s_k^2 / 2}
@@ -106,7 +106,7 @@ class ReplacedTermsDpEvent(ReadableDpEvent):
 def without_replacement(
     noise_multiplier: float, max_terms: int, batch_size: int, num_terms: int
 ) -> ReplacedTermsDpEvent:
-    """One step on a uniform subset of terms."""
+    """Returns the event of one step on a uniform subset of terms."""
     most = min(max_terms, batch_size)
     counts = np.arange(most + 1)
     probs = scipy.stats.hypergeom.pmf(counts, num_terms, max_terms, batch_size)
@@ -118,9 +118,9 @@ def without_replacement(
 def _end_of_half_line(
     epsilons: np.ndarray, h0: float, h: np.ndarray, s: np.ndarray
 ) -> np.ndarray:
-    """The t of the supremum, where the slope of the objective changes its sign.
+    """Finds the t of the supremum, where the slope of the objective changes its sign.
 
-    Over the normal density at t, that slope falls with t.
+    The slope, over the normal density at t, falls with t.
     """
     alpha = np.exp(epsilons)
     lows, highs = np.full_like(epsilons, -1e3), np.full_like(epsilons, 1e3)

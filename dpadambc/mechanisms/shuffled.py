@@ -34,7 +34,7 @@ class ShuffledGaussian(Mechanism):
     (num_examples // batch_size) * batch_size as `num_examples`.
 
     Adding or removing an example would re-deal all batches, so privacy is stated for
-    replacing one by another (or, REPLACE_SPECIAL, by one without gradient).
+    replacing one example by another (or, REPLACE_SPECIAL, by one without gradient).
 
     Args:
       l2_clip_norm: C, positive.
@@ -44,7 +44,7 @@ class ShuffledGaussian(Mechanism):
       iterations: the number of steps; an epoch that is begun counts in full.
       normalize_by: B, positive; usually `batch_size`.
       neighboring_relation: REPLACE_ONE or REPLACE_SPECIAL.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+      clip_rule: the fraction of each gradient that is taken; see `clip_per_example`. No
         rule changes epsilon.
 
     Raises:

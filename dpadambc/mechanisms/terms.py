@@ -1,4 +1,4 @@
-"""The terms of a sum that one node of a graph is in, as a loss reads them."""
+"""The number of terms that contain one node of a graph, from the loss."""
 
 from typing import Any
 
@@ -9,16 +9,17 @@ from dpadambc.engine.jaxprs import equations_in
 
 
 def gathers_nodes(program: jex.ClosedJaxpr) -> bool:
-    """Whether a loss reads the members of a subgraph, by `graphs.gather`."""
+    """Returns whether a loss reads the members of a subgraph, by `graphs.gather`."""
     names = (equation.params.get("name") for equation in equations_in(program))
     return "graph_members" in names
 
 
 def check_terms(loss: jex.ClosedJaxpr, example: Any, terms: int) -> None:
-    """Raises where a node may be in more examples than are accounted for."""
+    """Raises where a node may be in more terms than the mechanism accounts for."""
     is_graph = lambda x: isinstance(getattr(x, "max_terms", None), int)
     parts = filter(is_graph, jax.tree.leaves(example, is_leaf=is_graph))
-    # Of several kinds of edges a node is in the terms of all; else nobody knows.
+    # With several kinds of edges a node is in the terms of all; without a graph that
+    # states its terms, assume two if the loss gathers nodes.
     needed = sum(part.max_terms for part in parts) or 1 + gathers_nodes(loss)
     if needed > terms:
         raise ValueError(

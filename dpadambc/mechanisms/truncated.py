@@ -23,11 +23,11 @@ _REPLACE_SPECIAL = NeighboringRelation.REPLACE_SPECIAL
 class TruncatedPoissonGaussian(PoissonGaussian):
     """`PoissonGaussian` with batches cut to a random `truncated_batch_size`.
 
-    Where more examples are drawn than that, a random subset of them takes part. An
-    example that comes in may then push out another, which costs a little privacy. How
-    often depends on the size of the data set, which is therefore taken as known, and
-    privacy is stated for neighbors of the same size: one example replaced by one
-    without gradient (REPLACE_SPECIAL), or by another.
+    Where more examples are drawn than that, a random subset of them takes part. A new
+    example may then push out another, which costs a little privacy. The cost depends on
+    the size of the data set, which is therefore taken as known, and privacy is stated
+    for neighbors of the same size: one example replaced by one without gradient
+    (REPLACE_SPECIAL), or by another.
 
     Args:
       l2_clip_norm: C, positive.
@@ -38,7 +38,7 @@ class TruncatedPoissonGaussian(PoissonGaussian):
       iterations: the number of steps.
       normalize_by: B, positive.
       neighboring_relation: REPLACE_SPECIAL or REPLACE_ONE.
-      clip_rule: which share of each gradient is taken; see `clip_per_example`. No
+      clip_rule: the fraction of each gradient that is taken; see `clip_per_example`. No
         rule changes epsilon.
 
     Raises:
@@ -64,8 +64,8 @@ class TruncatedPoissonGaussian(PoissonGaussian):
     num_examples: int
     neighboring_relation: NeighboringRelation = _REPLACE_SPECIAL
 
-    # Adding or removing an example changes the size that the cost of truncation
-    # depends on, and there is no Rényi bound.
+    # Adding or removing an example changes the size that the cost of truncation depends
+    # on, and there is no Rényi bound.
     relations = {_REPLACE_SPECIAL: (PLD,), _REPLACE_ONE: (PLD,)}
     draws_steps_alone = True
 
@@ -89,7 +89,7 @@ class TruncatedPoissonGaussian(PoissonGaussian):
         del step
         size = self.truncated_batch_size
         bits, selected = selection_bits(key, num_examples, self.sampling_prob)
-        # The selected have the lowest words, and among themselves a random order.
+        # The selected have the lowest words, in a random order among themselves.
         kept = min(size, num_examples)
         order = jnp.argsort(bits)[:kept]
         indices = jnp.where(selected[order], order, -1).astype(jnp.int32)

@@ -2,8 +2,8 @@
 
 `fit` is the loop, and `Step` is one step for a loop of your own. `search` trains with
 several hyperparameters, and accounts for the choice. `Checkpoints` (with the extra
-`checkpoints`) resumes a run exactly. `Evaluate` records how a run does. `ProgressBar`
-(with the extra `progress`) shows how far it is.
+`checkpoints`) resumes a run exactly. `Evaluate` records numbers during a run.
+`ProgressBar` (with the extra `progress`) shows how far it is.
 """
 
 import importlib
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Names that need an extra are imported when they are first used."""
+    """Imports a name that needs an extra on first use."""
     extras = {"Checkpoints": "checkpoints", "ProgressBar": "progress"}
     if name in extras:
         return getattr(importlib.import_module(f"{__name__}.{extras[name]}"), name)

@@ -29,9 +29,9 @@ class Progress:
     """The argument of a callback, after every call of the compiled steps.
 
     Attributes:
-      iterations: the steps taken.
+      iterations: the number of steps taken.
       total_iterations: the step at which the run will end.
-      num_steps: the steps of this call.
+      num_steps: the number of steps in this call.
       seen: sums over the examples in these steps; *not private*.
     """
 
@@ -44,7 +44,7 @@ class Progress:
 
     @functools.cached_property
     def state(self) -> TrainState:
-        """A copy of the state, which later steps leave as it is; *secret*."""
+        """A copy of the state, which later steps do not change; *secret*."""
         return _copied(self._state)
 
     @functools.cached_property
@@ -54,16 +54,16 @@ class Progress:
 
     @property
     def loss(self) -> float:
-        """Mean over the examples of these steps; *not private*. It waits for them."""
+        """The mean over the examples of these steps; *not private*. It blocks."""
         total, count = jax.device_get(self.seen)
         return float(total) / max(int(count), 1)
 
     def epsilon(self) -> float:
-        """The epsilon of the steps so far, and of the runs that `fit` was told of.
+        """Computes the epsilon of the steps so far, and of the runs in `spent`.
 
-        It is not that of a snapshot which was chosen by outputs of later steps: such
-        a choice is made of all steps, and spends as much. The accountant takes a
-        second or so.
+        It does not cover a snapshot that was chosen by outputs of later steps: such a
+        choice depends on all steps, and spends as much. The accountant takes a second
+        or so.
         """
         return self._epsilon_after(self.iterations)
 
@@ -79,20 +79,19 @@ class Evaluate:
     that `eval_fn` returned. All are *not private*; `eval_fn` on data that need no
     protection costs nothing.
 
-    An error in `eval_fn` ends the run, unless it is after the last step: the run has
-    spent its epsilon then, so the error is logged and written to the record.
+    An error in `eval_fn` ends the run, unless it is after the last step: by then the
+    run has spent its epsilon, so the error is logged and written to the record.
 
     Args:
-      eval_fn: of the parameters; returns a number, or several by name. It may raise
-        `Stop`.
-      every: after how many steps, or after the first call that goes beyond them; by
-        default after the last step alone.
-      history_file: to which records are appended as JSON lines, by the first process.
-        A run that is resumed takes some steps again: of two records of one step, the
-        later counts.
+      eval_fn: a function of the parameters that returns a number, or several by name.
+        It may raise `Stop`.
+      every: the number of steps between records, each made after the first call that
+        reaches it; by default one record after the last step.
+      history_file: the file to which the first process appends records as JSON lines. A
+        resumed run repeats some steps: of two records of one step, the later counts.
 
     Attributes:
-      history: the records, one for each step that has one; those of the file first.
+      history: the records, one per recorded step; those of the file first.
 
     Raises:
       TypeError: if `eval_fn` is no function.
@@ -177,7 +176,7 @@ class Evaluate:
 
 
 def _read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The records in a file, without one that was not written to its end."""
+    """Reads the records in a file, and skips one that was not written to its end."""
     text = path.read_text() if path.exists() else ""
     if text and not text.endswith("\n"):
         with path.open("a") as file:
@@ -194,7 +193,7 @@ def _read(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _named(found: Any) -> dict[str, float]:
-    """The numbers that an `eval_fn` returned, by name."""
+    """Returns the numbers that an `eval_fn` returned, by name."""
     several = found if isinstance(found, Mapping) else {"eval": found}
     try:
         return {str(name): float(value) for name, value in several.items()}

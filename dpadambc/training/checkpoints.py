@@ -3,7 +3,7 @@
 A checkpoint has two parts: `state`, nested dictionaries with the names of the fields,
 which Orbax reads without this library; and `about`, JSON that identifies the run. Orbax
 writes both to a temporary folder and renames it at the end: a run that is killed while
-it saves leaves the last checkpoint as it was. *A checkpoint is secret*, because it has
+it saves does not change the last checkpoint. *A checkpoint is secret*, because it has
 the keys; `training.save_release` writes the part that may be published.
 """
 
@@ -35,7 +35,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _named(path: Sequence[Any]) -> tuple[str, ...]:
-    """The names that lead to a leaf. Orbax joins them by dots and makes them paths."""
+    """Returns the names on the path to a leaf, escaped for Orbax's paths."""
     parts = [jax.tree_util.keystr((key,), simple=True) for key in path]
     return tuple(
         part.replace("%", "%25").replace(".", "%2E").replace("/", "%2F")
@@ -44,7 +44,7 @@ def _named(path: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _leaves(state: TrainState) -> dict[tuple[str, ...], jax.Array]:
-    """Every leaf by its names; keys that read alike are numbered."""
+    """Maps names to leaves; names that read alike are numbered."""
     found: dict[tuple[str, ...], jax.Array] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         names, number = _named(path), 1
@@ -56,7 +56,7 @@ def _leaves(state: TrainState) -> dict[tuple[str, ...], jax.Array]:
 
 
 def _nested(leaves: dict[tuple[str, ...], jax.Array]) -> dict[str, Any]:
-    """Dictionaries of names, as plain Orbax reads them, keys as their `key_data`.
+    """Nests names in dictionaries, which plain Orbax reads; keys become `key_data`.
 
     Orbax does not save empty arrays: they are left out.
     """
@@ -70,14 +70,14 @@ def _nested(leaves: dict[tuple[str, ...], jax.Array]) -> dict[str, Any]:
 
 
 def _place(x: jax.Array) -> Any:
-    """Where to read an array to: its sharding if it has one, else the host."""
+    """Returns the target of a read: the array's sharding, or else the host."""
     if x.committed:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-    return np.empty(x.shape, x.dtype)  # else Orbax commits it to one device
+    return np.empty(x.shape, x.dtype)  # otherwise Orbax commits it to a device
 
 
 def _as(old: jax.Array, found: Any) -> jax.Array:
-    """The array found, a key where the old leaf is one."""
+    """Converts an array to a key where the old leaf is a key."""
     array = jnp.asarray(found)
     if _is_key(old):
         return jax.random.wrap_key_data(array, impl=jax.random.key_impl(old))
@@ -85,7 +85,7 @@ def _as(old: jax.Array, found: Any) -> jax.Array:
 
 
 def _with_structure_of(like: TrainState, tree: dict[str, Any]) -> TrainState:
-    """The state with the arrays of a nested dictionary."""
+    """Returns the state with the arrays of a nested dictionary."""
     leaves = _leaves(like)
     for path, old in leaves.items():
         if old.size:
@@ -109,7 +109,7 @@ _MEANING = {
 
 
 def _refuse_other_run(path: pathlib.Path, there: Identity, here: Identity) -> None:
-    """Raises where a checkpoint is of another run than the one that asks."""
+    """Raises if a checkpoint is of another run than this one."""
     spent, given = (x.get("spent_before") for x in (there, here))
     if spent != given:
         raise ValueError(
@@ -143,12 +143,12 @@ class Checkpoints:
       * A state comes back bit for bit, with its keys and its step, or not at all: a
         checksum finds damage.
       * Only a run with the same mechanism, program, data, start and earlier runs gets
-        it, and goes on with the keys that are in it. The number of iterations may grow.
+        it, and goes on with the stored keys. The number of iterations may grow.
 
     Args:
-      folder: made if it is not there.
-      every: after how many steps to save; the last step is saved in any case.
-      keep: how many checkpoints.
+      folder: the folder; it is created if it does not exist.
+      every: the number of steps between saves; the last step is always saved.
+      keep: the number of checkpoints to keep.
 
     Raises:
       ValueError: if a number is less than one.
@@ -191,7 +191,7 @@ class Checkpoints:
         return f"Checkpoints({str(self._folder)!r})"
 
     def is_due(self, before: int, after: int) -> bool:
-        """Whether to save, having gone from so many steps to so many."""
+        """Returns whether to save after going from step `before` to step `after`."""
         return before // self._every < after // self._every
 
     def save(
@@ -200,12 +200,12 @@ class Checkpoints:
         """Saves all of a state, or nothing.
 
         Args:
-          state: to be found by a later run.
-          identity: of the run; see `restore`.
-          notes: values that `fit` wants back from `restore`, as JSON can hold it.
+          state: the state for a later run.
+          identity: the identity of the run; see `restore`.
+          notes: values that `fit` reads back by `restore`, as JSON can hold them.
 
         Raises:
-          OSError: if it cannot be written; the checkpoint before is as it was.
+          OSError: if it cannot be written; the previous checkpoint is unchanged.
         """
         arrays = _nested(_leaves(state))
         about = {"identity": identity, "checksum": of_values(arrays)}
@@ -227,17 +227,17 @@ class Checkpoints:
     def restore(
         self, like: TrainState, identity: Identity
     ) -> tuple[TrainState, dict[str, Any]] | None:
-        """The last state saved, bit for bit, and its notes; None where there is none.
+        """Restores the last state saved, bit for bit, and its notes; None without one.
 
         Args:
           like: a state with the same structure and shapes.
-          identity: of the run that asks.
+          identity: the identity of the run.
 
         Raises:
           ValueError: if the checkpoint is of another mechanism, program or model, or
-            damaged. It is left as it is. Also for a program that calls back to the
-            host, which does not show all that it computes, and in a process that trains
-            a model of its own beside others.
+            damaged; it is not changed. Also for a program that calls back to the host,
+            whose text does not show all of the computation, and in a process that
+            trains its own model in a program of several processes.
         """
         if identity.get("callbacks"):
             raise ValueError(
@@ -248,7 +248,7 @@ class Checkpoints:
         arrays = _nested(_leaves(like))
         local = all(x.is_fully_addressable for x in jax.tree.leaves(arrays))
         if local and jax.process_count() > 1:
-            # Before Orbax says so, with the numbers of a key in its message.
+            # Orbax's own error would have the numbers of a key in its message.
             raise ValueError(
                 "Expected checkpoints in a run of all processes, with arrays on all of"
                 " their devices, got a run of this process alone. Train it in a program"

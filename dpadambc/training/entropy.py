@@ -1,4 +1,4 @@
-"""A key that nobody knows: the noise is as secret as its key."""
+"""A secret key: the noise is as secret as its key."""
 
 import secrets
 
@@ -14,13 +14,14 @@ def secret_key() -> jax.Array:
     """Makes a key from the operating system's entropy, for a run nobody can repeat.
 
     Anyone who knows or guesses the number behind a key, such as a seed in a script, can
-    compute the noise. This key has 256 bits, and its generator is a cipher, ChaCha20;
-    one of JAX's default kind has 64, and its generator is none. `jax.random` takes
+    compute the noise. This key has 256 bits, and its generator is a cipher, ChaCha20. A
+    key of JAX's default kind has 64 bits, and its generator is not a cipher.
+    `jax.random` takes
     both. Words that were saved become such a key again by
     `jax.random.wrap_key_data(words, impl=jax.random.key_impl(training.secret_key()))`.
 
-    Each process of a program of several (`jax.distributed.initialize`) draws a key of
-    its own. A `fit` whose arrays span them takes the key of the first process.
+    Each process of a program of several (`jax.distributed.initialize`) draws its own
+    key. A `fit` whose arrays span them takes the key of the first process.
 
     Returns:
       A typed key.

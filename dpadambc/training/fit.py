@@ -27,11 +27,12 @@ class Result(_fit.Result):
 
     Attributes:
       state: the last state; *secret*, for its keys.
-      iterations: steps taken, those before a resumption too.
-      epsilon: spent at target_delta, by this run and those that `spent` told of. After
-        a `Stop` that is not public, that of all steps that might have been taken.
+      iterations: the number of steps taken, those before a resumption included.
+      epsilon: the epsilon spent at target_delta, by this run and the runs in `spent`.
+        After a `Stop` that is not public, it counts all steps that might have been
+        taken.
       target_delta: the delta of this epsilon.
-      mechanism: that drew the batches and set the noise.
+      mechanism: the mechanism that drew the batches and set the noise.
       stopped_by: "iterations", "budget" or "callback".
       resumed_from: the step of the checkpoint that it went on from, or None.
       spent: this run and those before it, for the `spent` of the next run.
@@ -40,7 +41,7 @@ class Result(_fit.Result):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """The public numbers, without parameters and keys."""
+        """Shows the public numbers, without parameters and keys."""
         return (
             f"Result(iterations={self.iterations}, epsilon={self.epsilon:.4g},"
             f" target_delta={self.target_delta:g}, stopped_by={self.stopped_by!r},"
@@ -48,17 +49,17 @@ class Result(_fit.Result):
         )
 
     def epsilon_of_this_run(self) -> float:
-        """The epsilon of this run as the only one on these people's data."""
+        """Computes the epsilon of this run as the only one on these people's data."""
         counted = self.spent.runs[-1].steps
         return self.mechanism.epsilon(self.target_delta, iterations=counted)
 
     def __str__(self) -> str:
-        """A paragraph for a model card, of public numbers."""
+        """Returns a paragraph for a model card, of public numbers."""
         return statement.of_result(self)
 
 
 def _bars(progress: bool, callbacks: Sequence[Callback]) -> list[Any]:
-    """The bars among the callbacks, or on a terminal one of its own."""
+    """Returns the progress bars among the callbacks, or on a terminal a new one."""
     try:
         from dpadambc.training import progress as bars
     except ModuleNotFoundError:
@@ -68,7 +69,7 @@ def _bars(progress: bool, callbacks: Sequence[Callback]) -> list[Any]:
 
 
 def _affordable(mechanism: Mechanism, spent: Spending | None, **budget: float) -> int:
-    """The number of steps within a budget; raises if it has room for none."""
+    """Returns the number of steps within a budget; raises if it has room for none."""
     iterations = affordable_iterations(mechanism, spent=spent, **budget)
     if not iterations:
         one = compose([each for each in (spent, (mechanism, 1)) if each is not None])
@@ -111,9 +112,9 @@ def fit(  # noqa: C901 - one story, from top to bottom
         and the optimizer's state are functions of noised gradients alone.
       * Epsilon covers all steps that might be taken, on top of `spent`, and is computed
         before the first. A step that would exceed `target_epsilon` is not taken.
-      * Runs with one key have noise and batches of their own wherever they differ. A
-        repetition needs a key of its own: equal results tell that sums are equal. A
-        run that is resumed on the same devices ends with the same bits.
+      * Runs with one key have different noise and batches wherever they differ. A
+        repetition needs a new key: equal results reveal that sums are equal. A run that
+        is resumed on the same devices ends with the same bits.
 
     Args:
       loss_fn: the loss of one example, of `(params, *example)`; with `frozen`, of
@@ -128,23 +129,24 @@ def fit(  # noqa: C901 - one story, from top to bottom
       mechanism: the public numbers.
       optimizer: any Optax transformation of the private gradient.
       key: a typed key; secret. See `secret_key`.
-      target_delta: for epsilon.
+      target_delta: the delta of epsilon.
       target_epsilon: a budget of this run and of `spent`; all steps by default.
       spent: earlier runs on the same people's data: a `Result`, a `Release`, a
         `Spending`, a mechanism, or a list of these and of `(mechanism, steps)`.
       frozen: a pytree that is not trained.
-      microbatch_size: how many examples are in memory at once; None is all, "auto" the
-        most with which a step fits into the memory that the devices state.
+      microbatch_size: how many examples are in memory at once; None for all, "auto" for
+        the most with which a step fits into the memory that the devices state.
       steps_per_call: how many steps are compiled into one call, on arrays.
-      precision: of the products in the clip; see `clip_per_example`.
-      callbacks: one or several, each called with the `Progress` after each call. It may
-        raise `Stop`. Whatever it learns of protected data is not covered by epsilon.
+      precision: the precision of products in the clip; see `clip_per_example`.
+      callbacks: one or several, each called with the `Progress` after each call. A
+        callback may raise `Stop`. Epsilon does not cover its knowledge of protected
+        data.
       checkpoints: `Checkpoints` to resume from and to save to.
       wrt: which variables of modules of Flax NNX are trained, a filter as for
         `nnx.grad`. The optimizer gets an `nnx.State` of them in place of a module.
-      progress: whether to say on the standard error stream that the run has begun, with
-        public numbers: on a terminal by a `ProgressBar`, if there is none among the
-        callbacks and its extra is installed; else by one line.
+      progress: whether to print on the standard error stream that the run has begun,
+        with public numbers: on a terminal by a `ProgressBar`, if there is none among
+        the callbacks and its extra is installed; else by one line.
 
     Returns:
       A `Result`, which prints as a statement of its privacy.
@@ -177,7 +179,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
     callbacks = [callbacks] if callable(callbacks) else callbacks
     for each in callbacks:
         validate.function(callbacks=each)
-    # Of several processes the first one tells.
+    # Only the first of several processes prints.
     progress = progress and sys.stderr is not None and not jax.process_index()
     shown = _bars(progress, callbacks)
     all_callbacks = [*(x for x in shown if x not in callbacks), *callbacks]

@@ -1,4 +1,4 @@
-"""Losses made of a loss, before it is trained privately."""
+"""Losses made from a loss, before it is trained privately."""
 
 import functools
 from collections.abc import Callable
@@ -20,19 +20,19 @@ def with_augmentations(
     *,
     has_frozen: bool = False,
 ) -> Loss:
-    """The mean loss over several augmented views of one example.
+    """Returns the mean loss over several augmented views of one example.
 
     The gradient of the mean is the mean of the gradients, taken *before* clipping: an
     example counts once however many views it has, so epsilon does not change. (If each
-    view were clipped on its own, it would count as an example, and the noise would be
+    view were clipped separately, it would count as an example, and the noise would be
     too small by the multiplicity.)
 
     Args:
-      loss_fn: of `(params, *example)`, or of `(params, frozen, *example)`; with a
-        keyword-only `key`, for dropout, say, each view has its own.
-      augment: of `(key, *example)`, returns a view: a tuple of the arguments that the
-        loss takes for an example.
-      multiplicity: how many views.
+      loss_fn: a loss of `(params, *example)`, or of `(params, frozen, *example)`; with
+        a keyword-only `key`, for dropout, say, each view has its own.
+      augment: a function of `(key, *example)` that returns a view: a tuple of the
+        arguments that the loss takes for an example.
+      multiplicity: the number of views.
       has_frozen: whether the second argument is the `frozen` of `fit`.
 
     Returns:
@@ -79,7 +79,7 @@ def with_augmentations(
 
 
 def with_compute_dtype(loss_fn: Loss, dtype: Any) -> Loss:
-    """The loss computed in low precision, with parameters that stay in float32.
+    """Computes the loss in low precision, with parameters that stay in float32.
 
     All floating-point arguments are cast on the way in, `frozen` and the example too.
     The parameters that the optimizer updates stay in full precision. There, steps far
@@ -88,8 +88,8 @@ def with_compute_dtype(loss_fn: Loss, dtype: Any) -> Loss:
     any case.
 
     Args:
-      loss_fn: of `(params, *rest)`.
-      dtype: such as `jnp.bfloat16`.
+      loss_fn: a loss of `(params, *rest)`.
+      dtype: the dtype, such as `jnp.bfloat16`.
 
     Returns:
       A loss of the same arguments, in at least float32.

@@ -15,7 +15,7 @@ from dpadambc.core.step import Step, TrainState
 def with_microbatches(
     step: Step, num_examples: int, state: TrainState, frozen: Any, examples_of: Any
 ) -> Step:
-    """The step with the largest microbatches that fit into memory, or the least."""
+    """Returns the step with the largest microbatches that fit, or the smallest."""
     spans = mesh.spans_processes(step.layout)
     if (limit := memory.stated_bytes(of_all_processes=spans)) is None:
         return step

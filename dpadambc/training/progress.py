@@ -1,4 +1,4 @@
-"""A progress bar with epsilon spent so far; it needs `dpadambc[progress]`, for rich."""
+"""A progress bar with the epsilon so far; needs `dpadambc[progress]`, for rich."""
 
 from typing import Any, Self
 
@@ -15,17 +15,17 @@ except ModuleNotFoundError as error:
 
 
 class ProgressBar:
-    """Steps, time, epsilon and loss of a run, as a callback of `training.fit`.
+    """A progress bar for `training.fit`, as a callback: steps, time, epsilon and loss.
 
-    It closes at the end of a run, however that ends. Inside `with` it stays open from
+    It closes at the end of a run, even one that fails. Inside `with` it stays open from
     one run to the next.
 
     Args:
       updates_of_epsilon: how often in a run to compute epsilon, which takes the
-        accountant about a second each time. The bar shows the step that it is of.
+        accountant about a second each time. The bar shows the step of that epsilon.
       shows_loss: whether to show the mean loss of the last steps, which is *not
         private*: only for people who may see the data.
-      console: where to print.
+      console: the console to print to.
 
     Raises:
       ValueError: if epsilon is to be computed less than once.
@@ -77,7 +77,7 @@ class ProgressBar:
         self.close()
 
     def begin(self, done: int, total: int, epsilon: float) -> None:
-        """Shows a run before its first step, with the epsilon that it will end with."""
+        """Shows a run before its first step, with the epsilon at its end."""
         self._task = self._added(total)
         self._last, self._next = (done, total), done + total / self._updates
         self._epsilon = f"epsilon {epsilon:.2f} at step {total}"
@@ -85,13 +85,13 @@ class ProgressBar:
         self._bar.update(self._task, completed=done, description=begun)
 
     def close(self) -> None:
-        """Leaves the bar as it is, unless it is inside `with`."""
+        """Stops the bar in its current state, unless it is inside `with`."""
         if not self._is_kept_open and self._bar.live.is_started:
             self._bar.stop()
             self._task = None
 
     def _added(self, total: int) -> rich.progress.TaskID:
-        """One line more, or the first one of a bar that is opened again."""
+        """Adds a line, or the first line of a bar that is opened again."""
         if not self._bar.live.is_started:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
@@ -99,7 +99,7 @@ class ProgressBar:
         return self._bar.add_task("", total=total)
 
     def __call__(self, progress: Progress) -> None:
-        """Shows how far the run is."""
+        """Shows the progress of the run."""
         done, total = progress.iterations, progress.total_iterations
         if self._task is None or done < self._last[0] or total != self._last[1]:
             self._task, self._next = self._added(total), 0
@@ -114,6 +114,6 @@ class ProgressBar:
 
 
 def on_stderr() -> ProgressBar:
-    """A bar for the terminal, with the epsilon that the run will end with."""
+    """Makes a bar for the terminal, which shows the epsilon at the end of the run."""
     console = rich.console.Console(stderr=True)
     return ProgressBar(updates_of_epsilon=1, console=console)

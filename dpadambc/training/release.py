@@ -25,11 +25,11 @@ _SPENT = "spent"
 class Release(NamedTuple):
     """The value of `load_release`: a model, and its cost.
 
-    `fit` begins with it as it is, and counts its `spent`.
+    `fit` can begin with it, and counts its `spent`.
 
     Attributes:
-      params: of the model.
-      about: the value of `save_release`: public numbers, epsilon and delta.
+      params: the parameters of the model.
+      about: the dictionary of `save_release`: public numbers, epsilon and delta.
     """
 
     params: optax.Params
@@ -37,10 +37,10 @@ class Release(NamedTuple):
 
     @property
     def spent(self) -> Spending:
-        """The runs that the model is of, earlier ones included.
+        """The runs that made the model, earlier ones included.
 
         Raises:
-          ValueError: if this process does not know a mechanism of them, or an older
+          ValueError: if this process does not know one of their mechanisms, or an older
             file does not name them.
         """
         if _SPENT not in self.about:
@@ -53,11 +53,11 @@ class Release(NamedTuple):
 
     @property
     def epsilon(self) -> float:
-        """Of the model, at the delta of `about`."""
+        """The epsilon of the model, at the delta of `about`."""
         return self.about["epsilon"]
 
     def __str__(self) -> str:
-        """The statement of the run that it is of, for a model card."""
+        """Returns the statement of the run, for a model card."""
         return self.about.get("statement", str(self.about))
 
 
@@ -76,7 +76,7 @@ class Releasable(NamedTuple):
 
 
 def releasable(run: Any) -> Releasable:
-    """The part of a run that may be published at its epsilon.
+    """Returns the part of a run that may be published at its epsilon.
 
     It has no keys: the key of the noise reveals all later noise, and the key of the
     sampling reveals who took part in which step. Epsilon does not cover the output of a
@@ -120,7 +120,7 @@ def _named(params: Any) -> dict[str, Any]:
 
 
 def _storable(x: Any) -> np.ndarray:
-    """As NumPy's files can hold it: fewer bits than float32 become float32."""
+    """Converts to a dtype of NumPy's files: fewer bits than float32 become float32."""
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         raise ValueError(
             "Expected parameters that this process can address, got some that are"
@@ -134,7 +134,7 @@ def _storable(x: Any) -> np.ndarray:
 
 
 def _read(stored: np.ndarray, dtype: str, like: Any) -> jax.Array:
-    """An array of the dtype that it was stored from, a key of the kind of `like`."""
+    """Restores an array of its original dtype, or a key of the kind of `like`."""
     if jnp.issubdtype(jnp.result_type(like), jax.dtypes.prng_key):
         return jax.random.wrap_key_data(
             jnp.asarray(stored), impl=jax.random.key_impl(like)
@@ -148,19 +148,20 @@ def save_release(
     *,
     params: optax.Params | None = None,
 ) -> dict[str, Any]:
-    """Writes the parameters of a run to a file that says how private they are.
+    """Writes the parameters of a run to a file that states their epsilon.
 
-    Epsilon is of this run and of those that it was told of by `spent`. Of several runs,
-    all that are published add up, and so do all from which one was chosen, also by a
-    public score: the choice depends on each of them. `search` makes such a choice
+    Epsilon covers this run and the runs in its `spent`. The epsilons of several
+    published runs add up, and so do those of all runs from which one was chosen, even
+    by a public score: the choice depends on each of them. `search` makes such a choice
     within its epsilon. The best snapshot of *one* run costs nothing more if a public
     score chose it.
 
     Args:
-      path: of a file in NumPy's format `npz`, which any language reads.
-      result: of `fit`, or of `search`, whose best model is written.
-      params: others of the same run, such as a snapshot or an average; the last by
-        default. Epsilon and the steps are those of the whole run all the same.
+      path: the path of a file in NumPy's format `npz`, which any language reads.
+      result: the result of `fit`, or of `search`, whose best model is written.
+      params: other parameters of the same run, such as a snapshot or an average; the
+        last by default. Epsilon and the steps are those of the whole run in either
+        case.
 
     Returns:
       The file has, besides the parameters: the mechanism, which names the
@@ -223,7 +224,7 @@ def save_release(
 
 
 def _opened(path: str | pathlib.Path) -> Any:
-    """A file of `save_release`; raises for others."""
+    """Opens a file of `save_release`; raises for others."""
     try:
         file = np.load(path, allow_pickle=False)
     except (EOFError, ValueError, zipfile.BadZipFile) as error:
@@ -240,7 +241,7 @@ def load_release(path: str | pathlib.Path, *, like: optax.Params) -> Release:
     """Reads the parameters that `save_release` wrote, and their guarantee.
 
     Args:
-      path: of the file.
+      path: the path of the file.
       like: parameters of the same structure, arrays or shapes.
 
     Returns:
@@ -249,7 +250,7 @@ def load_release(path: str | pathlib.Path, *, like: optax.Params) -> Release:
 
     Raises:
       OSError: if there is no such file.
-      ValueError: if the file has other parameters, or is of something else.
+      ValueError: if the file has other parameters, or is not of `save_release`.
 
     Example:
       >>> import pathlib, tempfile, jax, jax.numpy as jnp, optax

@@ -29,7 +29,7 @@ _AT_ONCE = 256
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Score:
-    """A score of examples, which are arrays of one length."""
+    """A score of examples, given as arrays of one length."""
 
     fn: Callable[..., Any]
     data: Any = dataclasses.field(repr=False)  # may be people's
@@ -44,7 +44,7 @@ class Score:
         _data.num_examples(self.data)  # raises for none, and for several lengths
 
     def per_example(self, params: Any, shared: tuple[Any, ...], data: Any) -> jax.Array:
-        """The score of each example, shape (number of examples,); for `search`."""
+        """Computes the score of each example, shape (num_examples,); for `search`."""
 
         def one(example):
             arguments = _data.arguments(example)
@@ -63,8 +63,8 @@ class Score:
 class PublicScore(Score):
     """The mean of a score over examples that need no protection: it costs nothing.
 
-    Data are public if anyone may have them, or if their people are not protected: that
-    is the user's word, for `data` and for all values in the function. A validation
+    Data are public if anyone may have them, or if their people are not protected. The
+    user vouches for that, for `data` and for all values in the function. A validation
     set of protected people is not public: see `NoisyScore`. Nor is a node whose
     prediction reads the features of neighbors that are trained on.
 
@@ -85,7 +85,7 @@ class PublicScore(Score):
     """
 
     def check(self, mechanism: Mechanism, data: Any, *arguments: Any) -> None:
-        """Raises where an array is one that is trained on; for `search`."""
+        """Raises if an array is also trained on; for `search`."""
         trained_on = set(map(id, jax.tree.leaves(data)))
         if trained_on & set(map(id, jax.tree.leaves(self.data))):
             raise ValueError(
@@ -94,17 +94,17 @@ class PublicScore(Score):
             )
 
     def summary(self, scores: np.ndarray, rng: np.random.Generator) -> float:
-        """The score of a model; for `search`."""
+        """Returns the score of a model; for `search`."""
         del rng
         return float(np.mean(scores, dtype=np.float64))
 
     def compose(self, event: Any, relation: Any) -> Any:
-        """The event of a trial with its score; for `search`."""
+        """Returns the event of a trial with its score; for `search`."""
         del relation
         return event
 
     def spent(self, mechanism: Mechanism) -> Spending:
-        """The same, as runs."""
+        """Returns the spending of a trial with its score."""
         return accounting.compose([mechanism])
 
 
@@ -122,8 +122,8 @@ class NoisyScore(Score):
 
     Args:
       fn: the score of one example, in [0, 1], outside of which it is clipped; NaN
-        counts as 0. Of `(params, *example)`, or, in a search with `frozen`, of
-        `(params, frozen, *example)`; a larger one is better.
+        counts as 0. It takes `(params, *example)`, or, in a search with `frozen`,
+        `(params, frozen, *example)`; a larger score is better.
       data: the examples, arrays as for `search`.
       noise_multiplier: z, positive; the standard deviation of a score is z / B.
       normalize_by: B, positive and public; usually about the number of examples.
@@ -161,9 +161,10 @@ class NoisyScore(Score):
             )
 
     def summary(self, scores: np.ndarray, rng: np.random.Generator) -> float:
-        """The noisy score of a model, in double precision; for `search`."""
+        """Returns the noisy score of a model, in double precision; for `search`."""
         clipped = np.clip(np.nan_to_num(np.asarray(scores, np.float64), nan=0.0), 0, 1)
-        # Exact, in whatever order examples come: rounding would add to what one moves.
+        # Exact in any order of examples: rounding would add to the change by one
+        # example.
         total, words = math.fsum(clipped), rng.integers(2**32, size=2, dtype=np.uint32)
         with jax.enable_x64(True):
             total, z = jnp.float64(total), jnp.float64(self.noise_multiplier)
@@ -174,12 +175,12 @@ class NoisyScore(Score):
     def compose(
         self, event: Any, relation: dp_accounting.NeighboringRelation
     ) -> dp_accounting.DpEvent:
-        """The event of a trial with its score; for `search`."""
+        """Returns the event of a trial with its score; for `search`."""
         noise = gaussian(float(self.noise_multiplier), relation)
         return dp_accounting.ComposedDpEvent([event, noise])
 
     def spent(self, mechanism: Mechanism) -> Spending:
-        """The same, as runs: the score is a sum over all examples, with noise."""
+        """Returns the spending of a trial and its score, a noisy sum."""
         score = PoissonGaussian(
             l2_clip_norm=1.0,
             noise_multiplier=float(self.noise_multiplier),

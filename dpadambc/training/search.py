@@ -36,9 +36,9 @@ class Trial(NamedTuple):
     """A model, its hyperparameters, and its score.
 
     Attributes:
-      params: of the model.
+      params: the parameters of the model.
       candidate: its hyperparameters.
-      score: the higher, the better.
+      score: its score; higher is better.
     """
 
     params: optax.Params
@@ -52,15 +52,15 @@ class SearchResult(NamedTuple):
     It prints as a statement of its privacy, for a model card.
 
     Attributes:
-      best: None if a Poisson distribution drew no trial.
-      cost: epsilon of the search, beside others.
+      best: the best trial; None if a Poisson distribution drew no trial.
+      cost: the epsilon of the search, with others to compare it with.
       target_delta: the delta of these epsilons.
-      mechanism: of one trial.
+      mechanism: the mechanism of one trial.
       trials: the distribution of the number of trials.
       told: all trials, in the order of the candidates, if their number is fixed; else
         None.
-      runs: the runs that the search is made of, scores included, if their number is
-        fixed; else None.
+      runs: the runs of the search, scores included, if their number is fixed; else
+        None.
     """
 
     best: Trial | None
@@ -106,17 +106,17 @@ class SearchResult(NamedTuple):
         return self.best.params
 
     def __str__(self) -> str:
-        """A paragraph for a model card, of public numbers."""
+        """Returns a paragraph for a model card, of public numbers."""
         return statement.of_search(self)
 
 
 def _checked_candidates(candidates: Any) -> tuple[tuple[Candidate, ...], Any]:
-    """The candidates, and their numbers as arrays with an entry for each."""
+    """Checks the candidates; returns them, and their numbers as arrays."""
     listed = tuple(candidates) if isinstance(candidates, Sequence) else ()
     if not listed or isinstance(candidates, str):
         raise TypeError(
             "Expected candidates as a list of numbers, or of dictionaries of numbers by"
-            f" name, got {leaves.shown(candidates)}."
+            f" name, got {leaves.summary(candidates)}."
         )
     is_number = lambda x: jax.tree.structure(x) == jax.tree.structure(0)
     several = [each.values() if isinstance(each, dict) else [each] for each in listed]
@@ -131,12 +131,12 @@ def _checked_candidates(candidates: Any) -> tuple[tuple[Candidate, ...], Any]:
     for leaf in jax.tree.leaves(listed):
         if validate.known_number("candidates", leaf) is None:
             raise TypeError(f"Expected candidates to be numbers, got {leaf!r}.")
-    # On the host: no program has their shape.
+    # On the host, so that no program has their shape.
     return listed, jax.tree.map(lambda *x: np.asarray(jnp.asarray(x)), *listed)
 
 
 def _made(make_optimizer: Callable[..., Any], candidate: Any) -> Any:
-    """The optimizer of a candidate; an error says that its numbers are traced."""
+    """Makes the optimizer of a candidate; an error says that its numbers are traced."""
     try:
         if isinstance(candidate, dict):
             return make_optimizer(**candidate)
@@ -172,12 +172,12 @@ def _check_key(key: jax.Array, trials_at_once: int) -> None:
 def _drawn_from(
     key: jax.Array, trials: Trials
 ) -> tuple[np.random.Generator, list[jax.Array]]:
-    """The generator of the host's draws, and a key for each trial.
+    """Returns the generator of the host's draws, and a list of keys, one per trial.
 
-    In a list: an array of them would have their secret number in its shape, which JAX
-    writes to its log as it compiles.
+    An array of keys would have their secret number in its shape, which JAX writes to
+    its log as it compiles.
     """
-    # As words a key is on no device, and the same in several processes.
+    # The words of a key as an array are on no device, and equal in all processes.
     words = jnp.asarray(np.asarray(jax.random.key_data(key)))
     key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(key))
     key = keys.of_domain(key, "search")
@@ -190,7 +190,7 @@ def _drawn_from(
 def _chosen(
     rng: np.random.Generator, trials: Trials, num_candidates: int, number: int
 ) -> np.ndarray:
-    """The candidate of each trial: drawn with replacement, or each once."""
+    """Returns the candidate of each trial: drawn with replacement, or each once."""
     if isinstance(trials, FixedTrials):
         return np.arange(number)
     return rng.integers(num_candidates, size=number)
@@ -203,11 +203,11 @@ def _trained(
     at_once: int,
     *shared: Any,
 ) -> Iterator[tuple[optax.Params, np.ndarray]]:
-    """Parameters and scores of each trial, several in one call of one program."""
+    """Yields parameters and scores of each trial, several in one call of a program."""
     axes = (0, 0, *(None for _ in shared))
     program = jax.jit(jax.vmap(one_trial, axes) if at_once > 1 else one_trial)
     for first in range(0, len(trial_keys), at_once):
-        # A last call is filled, and cut.
+        # The last call is padded with copies, and the copies are dropped.
         rows = np.minimum(np.arange(first, first + at_once), len(trial_keys) - 1)
         if at_once > 1:
             row_keys = jnp.stack([trial_keys[row] for row in rows])
@@ -222,7 +222,7 @@ def _trained(
 
 
 def _best(scored: Iterable[Trial], rng: np.random.Generator) -> Trial | None:
-    """The best, NaN last; of equal scores any, as the proof has them."""
+    """Returns the best trial, NaN last; draws among equal scores, as in the proof."""
     rank = lambda score: -math.inf if math.isnan(score) else score
     ranked = ((rank(trial.score), rng.random(), trial) for trial in scored)
     return max(ranked, key=lambda x: x[:2], default=(None,))[-1]
@@ -262,17 +262,17 @@ def search(
 
     Args:
       loss_fn: the loss of one example, as for `fit`.
-      params: the start of all trials; not chosen by looking at protected data.
+      params: the start of all trials; do not choose it by looking at protected data.
       data: arrays.
       mechanism: the public numbers of every trial.
       make_optimizer: makes the optimizer of the private gradient from a candidate. Its
         numbers are traced: it may compute with them, and not branch on them.
       candidates: numbers, or dictionaries of numbers by the names of arguments of
-        `make_optimizer`. Not chosen by looking at protected data.
+        `make_optimizer`. Do not choose them by looking at protected data.
       trials: the distribution of their number, such as `accounting.GeometricTrials(8)`.
       score: a `PublicScore` or a `NoisyScore`.
       key: a typed key, a new one for each search; secret.
-      target_delta: for epsilon.
+      target_delta: the delta of epsilon.
       frozen: as for `fit`.
       microbatch_size: as for `Step`.
       trials_at_once: how many trials are trained in one call.

@@ -14,13 +14,13 @@ from dpadambc.core.mesh import named_sharding
 class Sharded:
     """Data whose batches are split over the devices of a mesh.
 
-    Arrays that are split along axis 0 themselves do not need it.
+    Arrays that are themselves split along axis 0 do not need it.
 
     Args:
-      data: as for `fit`. Arrays on no mesh are replicated, and each device takes its
-        part of a batch from its copy; of a source, each process fetches the examples
-        that its devices need.
-      sharding: of each batch along axis 0.
+      data: the data of `fit`. Arrays on no mesh are replicated, and each device takes
+        its part of a batch from its copy; from a source, each process fetches the
+        examples that its devices need.
+      sharding: the sharding of each batch along axis 0.
 
     Raises:
       ValueError: if the sharding is of another kind.

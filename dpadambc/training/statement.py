@@ -1,4 +1,4 @@
-"""What the epsilon of a run says, in words: of whom, and on which assumption."""
+"""The statement of a run's epsilon in words: its unit and its assumptions."""
 
 import math
 import textwrap
@@ -9,8 +9,8 @@ from dpadambc.core.clip import NeighboringRelation
 from dpadambc.core.fit import Result
 from dpadambc.core.spending import class_name, public_numbers
 
-# The assumption about the batches that the epsilon of a mechanism rests on. By name:
-# few programs need graphs.
+# The assumption about batches behind the epsilon of each mechanism. The keys are names,
+# since few programs import graphs.
 ASSUMPTIONS = {
     "dpadambc.PoissonGaussian": (
         "Each example takes part in each step independently, with the sampling"
@@ -49,14 +49,14 @@ _DIFFERENCE = {
 
 
 def rounded_up(epsilon: float) -> str:
-    """Epsilon to three decimals, and never less than it is."""
-    # Less the rounding of the product: 3.0 stays 3.0.
+    """Rounds epsilon up to three decimals."""
+    # Subtract the rounding of the product, so that 3.0 stays 3.0.
     in_all = 1_000 * epsilon * (1 - 1e-12)
     return f"{math.ceil(in_all) / 1_000:,g}" if math.isfinite(in_all) else "infinity"
 
 
 def _states(opt_state: Any) -> Iterator[str]:
-    """The kinds of state of the transformations in an optimizer."""
+    """Yields the names of the state classes in an optimizer's state."""
     if isinstance(opt_state, dict):
         opt_state = tuple(opt_state.values())
     if isinstance(opt_state, tuple) and opt_state:
@@ -67,7 +67,7 @@ def _states(opt_state: Any) -> Iterator[str]:
 
 
 def _guarantee(mechanism: Any, epsilon: float, delta: float, others: str = "") -> str:
-    """Of whom and on which assumption the epsilon of a model is."""
+    """States epsilon with its unit of privacy and its assumption on sampling."""
     accounted = mechanism.accounted_as
     sampler, relation = class_name(type(accounted)), accounted.neighboring_relation
     unit = (
@@ -85,7 +85,7 @@ def _guarantee(mechanism: Any, epsilon: float, delta: float, others: str = "") -
 
 
 def _steps(mechanism: Any) -> str:
-    """The steps of a mechanism, with its public numbers."""
+    """Lists the steps of a mechanism, with its public numbers."""
     numbers = public_numbers(mechanism)
     numbers = numbers.pop("inner_mechanism", {}) | numbers
     name, steps = numbers.pop("mechanism"), numbers.pop("iterations")
@@ -99,7 +99,7 @@ def _filled(text: str) -> str:
 
 
 def of_result(result: Result) -> str:
-    """A paragraph for a model card, of public numbers."""
+    """Writes a paragraph for a model card, of public numbers."""
     states = ", ".join(dict.fromkeys(_states(result.state.opt_state)))
     runs, counted = len(result.spent.runs), result.spent.runs[-1].steps
     ends = {
@@ -117,7 +117,7 @@ def of_result(result: Result) -> str:
 
 
 def of_search(found: Any) -> str:
-    """The same of the best model of a search."""
+    """Writes the paragraph for the best model of a search."""
     told = found.told is not None
     return _filled(
         f"{_guarantee(found.mechanism, found.epsilon, found.target_delta)} It is the"

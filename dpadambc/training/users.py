@@ -1,8 +1,8 @@
-"""Privacy of a user with several rows: all that a user has is one example.
+"""Privacy for users with several rows: all rows of a user are one example.
 
-Epsilon is of one example. A user in ten rows can move the sum ten times as far as one
-row does, so the rows of a user are put into one example, whose gradient is clipped as a
-whole.
+Epsilon is for one example. A user in ten rows can move the sum ten times as far as one
+row does, so the rows of a user are put into one example, whose gradient is clipped
+once.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class _RowsLoss:
     """The mean loss over the rows of one user, as `with_rows` makes it.
 
     Args:
-      loss_fn: of one row.
+      loss_fn: the loss of one row.
       has_frozen: whether its second argument is the `frozen` of `fit`.
     """
 
@@ -32,7 +32,7 @@ class _RowsLoss:
     has_frozen: bool
 
     def __call__(self, *arguments: Any) -> jax.Array:
-        """The loss of an example of `group_by_user`."""
+        """Computes the loss of an example of `group_by_user`."""
         return self._mean(arguments, None)
 
     def _mean(self, arguments: tuple[Any, ...], key: jax.Array | None) -> jax.Array:
@@ -55,24 +55,24 @@ class _RowsLoss:
 
 @dataclasses.dataclass(frozen=True)
 class _RandomRowsLoss(_RowsLoss):
-    """The same, of a loss that takes a key: each row gets its own."""
+    """The mean loss over the rows of one user, with a key for each row."""
 
     def __call__(self, *arguments: Any, key: jax.Array) -> jax.Array:
-        """The loss of an example of `group_by_user`, with a key."""
+        """Computes the loss of an example of `group_by_user`, with a key."""
         return self._mean(arguments, key)
 
 
 def _kind(x: Any) -> str:
-    """An id; a bool and a string of bytes are none."""
+    """Returns the kind of a user id; a bool and bytes are neither "int" nor "str"."""
     is_whole = isinstance(x, int | np.integer) and not isinstance(x, bool)
     return "int" if is_whole else "str" if isinstance(x, str) else type(x).__name__
 
 
 def _as_ids(user_ids: Any) -> np.ndarray:
-    """Raises unless they are whole numbers or strings, one for each row.
+    """Raises unless ids are whole numbers or strings, one for each row.
 
     A missing id is often NaN, which differs from itself: each such row would be a
-    user of its own. As text it would be one user, whom several people are.
+    separate user. As text it would merge several people into one user.
     """
     if isinstance(user_ids, np.ma.MaskedArray | jax.Array):
         raise TypeError(
@@ -80,7 +80,7 @@ def _as_ids(user_ids: Any) -> np.ndarray:
             " mask would be lost, and JAX cuts off whole numbers of 64 bits."
         )
     is_column = hasattr(user_ids, "dtype")
-    # NumPy would make text of a list with some text in it.
+    # NumPy would convert a list that has some text to text.
     ids = np.asarray(user_ids) if is_column else np.asarray(user_ids, object)
     several = ids.dtype == object or ids.dtype.kind in "UT"  # text, also of NumPy 2
     kinds = set(map(_kind, ids.ravel())) if several else {_kind(ids.dtype.type())}
@@ -94,7 +94,7 @@ def _as_ids(user_ids: Any) -> np.ndarray:
 
 
 def _rows_of_users(ids: np.ndarray, max_rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of each user, and which of them are padding: copies of the first."""
+    """Returns the rows of each user, and which of them are padding."""
     order = np.argsort(ids, kind="stable")
     _, first, counts = np.unique(ids[order], return_index=True, return_counts=True)
     place = np.arange(max_rows)
@@ -103,7 +103,7 @@ def _rows_of_users(ids: np.ndarray, max_rows: int) -> tuple[np.ndarray, np.ndarr
 
 
 def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]:
-    """One example for each user, of the first rows that the user has.
+    """Makes one example for each user, of the first rows that the user has.
 
     Guarantees:
       * The example of a user is a function of the rows of this user alone, in their
@@ -114,20 +114,20 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
 
     Args:
       data: arrays as for `fit`, with the rows along axis 0.
-      user_ids: whole numbers or strings, shape (rows,): whose each row is. Two that
-        differ are two users: write those of a person alike, and leave out the rows
+      user_ids: the user of each row, whole numbers or strings, shape (rows,). Two ids
+        that differ are two users: write those of a person alike, and leave out the rows
         whose user is not known.
       max_rows: how many rows of a user are used at most; public, so not the largest
         number that a user has.
 
     Returns:
-      Arrays as `fit` takes them, with shape (users, max_rows, ...), and after them
+      Arrays for `fit`, with shape (users, max_rows, ...), and a last array that is True
       where a row is padding, shape (users, max_rows), bool. Padding is a copy of the
       first row of the same user. Users are in the order of their ids.
 
     Raises:
-      TypeError: if ids are of another type, as those that are missing often are; or if
-        data holds a list, a table or text in place of an array of numbers.
+      TypeError: if ids are of another type, as missing ones often are; or if data holds
+        a list, a table or text in place of an array of numbers.
       ValueError: if there are not as many ids as rows, or none.
 
     Example:
@@ -163,19 +163,20 @@ def group_by_user(data: Any, user_ids: Any, *, max_rows: int) -> tuple[Any, ...]
 
 
 def with_rows(loss_fn: Loss, *, has_frozen: bool = False) -> _RowsLoss:
-    """The mean loss over the rows of one user.
+    """Returns the mean loss over the rows of one user.
 
-    The gradient of the mean is clipped, so the user counts once however many rows there
-    are: epsilon is of a user.
+    The gradient of the mean is clipped, so a user counts once, with any number of rows:
+    epsilon is for a user.
 
     Args:
-      loss_fn: of one row: `(params, *row)`; with `has_frozen`, `(params, frozen,
-        *row)`. With a keyword-only `key`, each row gets its own.
+      loss_fn: the loss of one row: `(params, *row)`; with `has_frozen`, `(params,
+        frozen, *row)`. With a keyword-only `key`, each row gets its own.
       has_frozen: whether the second argument is the `frozen` of `fit`.
 
     Returns:
-      A loss of the same arguments for an example of `group_by_user`: rows, and last
-      where a row is padding. It raises where the loss of a row is no number.
+      A loss of the same arguments for an example of `group_by_user`: rows, and a last
+      argument that marks padding rows. It raises where the loss of a row is not a
+      number.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np, optax
@@ -201,7 +202,7 @@ def with_rows(loss_fn: Loss, *, has_frozen: bool = False) -> _RowsLoss:
 
 
 def _check_rows(is_padding_row: Any) -> None:
-    """Raises unless it says which rows of a user are padding."""
+    """Raises unless the array says which rows of a user are padding."""
     shape, dtype = jnp.shape(is_padding_row), jnp.result_type(is_padding_row)
     if len(shape) != 1 or dtype != jnp.bool_:
         raise TypeError(

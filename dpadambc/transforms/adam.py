@@ -1,4 +1,4 @@
-"""Adam as Optax has it, with moments in at least float32."""
+"""Optax's Adam, with moments in at least float32."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from dpadambc.transforms.second_moment import Number
 def scale_by_adam(
     b1: Number, b2: Number, eps: Number, eps_root: Number, nesterov: bool, mu_dtype: Any
 ) -> optax.GradientTransformation:
-    """`optax.scale_by_adam` for a private gradient and parameters of any precision.
+    """Makes `optax.scale_by_adam` for private gradients, with wide moments.
 
     The moments are in at least float32, and the first is stored in `mu_dtype` between
     steps. Optax would round b1 to that dtype: 0.999 in bfloat16 is 1.

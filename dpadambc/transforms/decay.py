@@ -20,9 +20,9 @@ def add_decoupled_weight_decay(
     .. math:: \theta_t = \theta_{t-1} - \eta_t (u_t + \lambda \theta_{t-1})
 
     Released parameters are public, so decay costs no privacy here. Before the noise it
-    would change the sensitivity, and before the moments the correction. The total
-    shrinkage is :math:`\prod_t (1 - \eta_t \lambda)`, which is often negligible at the
-    learning rates of private training.
+    would change the sensitivity, and before the moments it would falsify the
+    correction. The total shrinkage is :math:`\prod_t (1 - \eta_t \lambda)`, which is
+    often negligible at the learning rates of private training.
 
     Args:
       weight_decay: :math:`\lambda`, a non-negative number or a schedule.

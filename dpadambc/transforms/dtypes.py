@@ -11,7 +11,7 @@ from dpadambc.core.arrays import at_least_float32, widen
 
 
 def wide_zeros_like(tree: Any) -> Any:
-    """Zeros like a tree, in at least float32, with its shardings."""
+    """Returns zeros like `tree`, in at least float32, with its shardings."""
 
     def zeros(x: Any) -> jax.Array:
         return jnp.zeros_like(x, dtype=at_least_float32(jnp.result_type(x)))
@@ -22,9 +22,9 @@ def wide_zeros_like(tree: Any) -> Any:
 def with_wide_state(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """The same optimizer, with a state as for parameters in at least float32.
+    """Initializes the optimizer's state as for parameters in at least float32.
 
-    Private gradients are in at least float32, and moments in less would change dtype.
+    Private gradients are in at least float32, and narrower moments would change dtype.
     """
     optimizer = optax.with_extra_args_support(optimizer)
 
@@ -46,7 +46,7 @@ def cast_to_params() -> optax.GradientTransformation:
 
 
 def check_learning_rate(learning_rate: optax.ScalarOrSchedule) -> None:
-    """Raises for a number below zero, which climbs."""
+    """Raises for a negative number, which would ascend."""
     if not callable(learning_rate):
         validate.non_negative(learning_rate=learning_rate)
 
@@ -75,7 +75,7 @@ def check_floating_dtype(**named: Any) -> None:
 
 
 def check_decay(**named: Any) -> None:
-    """Within [0, 1): the decay rate of a moving average."""
+    """Raises unless the decay rate of a moving average is in [0, 1)."""
     validate.require(named, lambda x: 0 <= x < 1, "in [0, 1)")
 
 

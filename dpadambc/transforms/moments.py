@@ -1,4 +1,4 @@
-"""Adam, with the variance of the noise taken out of its second moment."""
+"""Adam, with the variance of the noise subtracted from its second moment."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
 class ScaleByAdamBCState(NamedTuple):
-    """State of `scale_by_adam_bc`: moving averages of noised gradients only.
+    """The state of `scale_by_adam_bc`: moving averages of noised gradients only.
 
     Attributes:
       count: the number of steps. shape=(), int32.
@@ -52,7 +52,7 @@ def scale_by_adam_bc(
     The noise variance goes through the same moving average as the second moment, so
     :math:`\mathbb{E}[\hat v - \hat \Phi]` is the clean second moment for any schedule
     of the noise. A stage between the noise and this one changes the level to give here:
-    :math:`\sigma / \sqrt k` inside `optax.MultiSteps(..., k)`, :math:`c \sigma` behind
+    :math:`\sigma / \sqrt k` inside `optax.MultiSteps(..., k)`, :math:`c \sigma` after
     `optax.scale(c)`. `audit` measures whether the level is right.
 
     Guarantees:
@@ -65,14 +65,15 @@ def scale_by_adam_bc(
     Args:
       noise_stddev: :math:`\sigma`, the level of the noise in the incoming gradient: a
         mechanism, a number, a schedule, or a tree prefix. No noise is added here.
-      b1: decay rate of the first moment.
-      b2: decay rate of the second moment and of the noise variance.
+      b1: the decay rate of the first moment.
+      b2: the decay rate of the second moment and of the noise variance.
       variance_floor: :math:`\gamma'`, a `RelativeFloor`, or a number in the unit of the
         squared gradient, as in the papers. It takes the place of Adam's eps.
       correction: the share of :math:`\hat \Phi` that is subtracted; 0 is the control,
         with the floor alone.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
-      mu_dtype: of the first moment between steps; at least float32 by default.
+      mu_dtype: the dtype of the first moment between steps; at least float32 by
+      default.
 
     Returns:
       An Optax transformation.
@@ -102,7 +103,7 @@ def scale_by_adam_bc(
     check_floating_dtype(mu_dtype=mu_dtype)
 
     def move(updates, state, count):
-        # Widened first: b1 would be rounded to the dtype of mu, 0.999 in bfloat16 to 1.
+        # Cast first: b1 would be rounded to the dtype of mu, 0.999 in bfloat16 to 1.
         mu = optax.tree.cast_like(state.mu, updates)
         mu = optax.tree.update_moment(updates, mu, b1, 1)
         mu_hat = optax.tree.bias_correction(mu, b1, count)

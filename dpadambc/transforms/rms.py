@@ -1,4 +1,4 @@
-"""RMSProp, with the variance of the noise taken out of its second moment."""
+"""RMSProp, with the variance of the noise subtracted from its second moment."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from dpadambc.transforms.second_moment import NoiseCorrection, RelativeFloor
 
 
 class ScaleByRmsBCState(NamedTuple):
-    """State of `scale_by_rms_bc`: a moving average of noised gradients only.
+    """The state of `scale_by_rms_bc`: a moving average of noised gradients only.
 
     Attributes:
       count: the number of steps. shape=(), int32.
@@ -54,7 +54,7 @@ def scale_by_rms_bc(
     Args:
       noise_stddev: :math:`\sigma`, the standard deviation of the noise in the incoming
         gradient; see `scale_by_adam_bc`.
-      decay: :math:`\beta`, of the second moment and of the noise variance.
+      decay: :math:`\beta`, the decay rate of second moment and noise variance.
       variance_floor: :math:`\gamma'`, a number or a `RelativeFloor`.
       correction: the share of :math:`\hat \Phi` that is subtracted; see
         `scale_by_adam_bc`.

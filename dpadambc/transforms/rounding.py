@@ -1,4 +1,4 @@
-"""Round to low-precision parameters at random, so that small steps add up."""
+"""Stochastic rounding to low-precision parameters, so that small steps add up."""
 
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ _DTYPES = tuple(
 
 
 class RoundStochasticallyState(NamedTuple):
-    """State of `round_stochastically`.
+    """The state of `round_stochastically`.
 
     Attributes:
-      key_data: the words of a key, from which none of the noise can be found. uint32.
+      key_data: the words of a key, which reveals none of the noise. uint32.
     """
 
     key_data: jax.Array
@@ -35,7 +35,7 @@ def stochastic_round(
 
     Args:
       key: a typed key.
-      x: in float32 or more.
+      x: an array in float32 or more.
       dtype: bfloat16, float16, float8_e4m3fn or float8_e5m2.
 
     Returns:
@@ -59,7 +59,7 @@ def stochastic_round(
     info = jnp.finfo(dtype)
     near = x.astype(dtype)
     if info.bits == 16:
-        # Compilers for accelerators leave out a cast that is followed by its inverse.
+        # Compilers for accelerators remove a cast that is followed by its inverse.
         near = jax.lax.reduce_precision(near, info.nexp, info.nmant)
     largest = info.max
     far = jnp.nextafter(near, jnp.where(x > near.astype(x.dtype), largest, -largest))
@@ -72,9 +72,9 @@ def round_stochastically(*, key: jax.Array) -> optax.GradientTransformation:
     r"""Makes updates that `optax.apply_updates` adds to parameters without rounding.
 
     Parameters in bfloat16 have three digits. Rounding to the nearest drops every step
-    that is smaller than half of the last digit, and most steps of private training are.
-    Random rounding moves the parameter by the step on average, without the memory of a
-    float32 copy of the parameters.
+    smaller than half of the last digit, and most steps of private training are. Random
+    rounding moves the parameter by the step on average, without the memory of a float32
+    copy of the parameters.
 
     Chain it last, after the learning rate. It is post-processing, so it costs no
     privacy, even if its key is published.

@@ -1,4 +1,4 @@
-r"""A second moment with the variance of its noise taken out, and the floor under it.
+r"""A second moment without the variance of its noise, and the floor under it.
 
 Every corrected optimizer divides by :math:`\sqrt{\max(\hat v - \hat \Phi, \gamma')}`:
 the second moment of the noised gradient, less the same average of the variance of its
@@ -22,31 +22,32 @@ Number = jax.typing.ArrayLike
 
 
 def moving_average_spread(decay: Number, count: Number = math.inf) -> jax.Array:
-    r"""Standard deviation of a moving average of independent numbers, over theirs.
+    r"""Computes the relative standard deviation of a moving average.
 
     .. math:: \sqrt{\frac{1 - b}{1 + b} \cdot \frac{1 + b^t}{1 - b^t}}
 
-    It is of the average that was corrected for its start, and exact after every number
-    of steps t.
+    It is for the bias-corrected average of independent numbers, over the standard
+    deviation of one, and exact after every number of steps t.
     """
     faded = jnp.power(decay, count * 1.0)  # JAX compiles each power that is an integer
-    settled = -jnp.expm1(count * jnp.log1p(-(1 - decay)))  # 1 - decay ** count
-    return jnp.sqrt((1 - decay) / (1 + decay) * (1 + faded) / settled)
+    bias_correction = -jnp.expm1(count * jnp.log1p(-(1 - decay)))  # 1 - decay ** count
+    return jnp.sqrt((1 - decay) / (1 + decay) * (1 + faded) / bias_correction)
 
 
 def second_moment_spread(
     noise_variance: Number, b2: Number = 0.999, count: Number = math.inf
 ) -> jax.Array:
-    r"""The standard deviation of :math:`\hat v` under noise alone: its resolution.
+    r"""Computes the standard deviation of :math:`\hat v` under noise alone.
 
-    It is :math:`\sqrt 2 \Phi` times `moving_average_spread`, exact for every number of
-    steps and constant noise: 141 % of :math:`\Phi` at the first step, 8 % at step 300
-    and 3 % in the limit, for b2 = 0.999. `benchmarks/theory` has the proof, and the
-    spread in the presence of a gradient.
+    This is the resolution of :math:`\hat v`. It is :math:`\sqrt 2 \Phi` times
+    `moving_average_spread`, exact for every number of steps and constant noise: 141 %
+    of :math:`\Phi` at the first step, 8 % at step 300 and 3 % in the limit, for b2 =
+    0.999. `benchmarks/theory` has the proof, and the spread in the presence of a
+    gradient.
 
     Args:
       noise_variance: :math:`\Phi`.
-      b2: decay rate of the second moment.
+      b2: the decay rate of the second moment.
       count: the number of steps t, the limit by default.
 
     Returns:
@@ -58,7 +59,7 @@ def second_moment_spread(
       0.0316
     """
     noise_variance = jnp.asarray(noise_variance)
-    # Not the root of a square, which may be less than float32 can hold.
+    # The root of the square would underflow where the variance is tiny.
     of_one = jnp.sqrt(noise_variance) * jnp.sqrt(2 * noise_variance)
     return of_one * moving_average_spread(b2, count)
 
@@ -74,7 +75,7 @@ class RelativeFloor:
     changes.
 
     Args:
-      factor: positive.
+      factor: a positive number.
 
     Raises:
       ValueError: if `factor` is not positive and finite.
@@ -98,7 +99,7 @@ class RelativeFloor:
         validate.positive(factor=self.factor)
 
     def variance(self, noise_variance: Number, b2: Number, count: Number) -> jax.Array:
-        """The floor after `count` steps with this average noise variance."""
+        """Returns the floor after `count` steps with this average noise variance."""
         return self.factor * second_moment_spread(noise_variance, b2, count)
 
 
@@ -114,7 +115,7 @@ def floor_at(
 def corrected_second_moment(
     nu_hat: jax.Array, noise_variance: Number, floor: Number
 ) -> jax.Array:
-    r""":math:`\max(\hat v - \hat \Phi, \gamma')`, in the dtype of `nu_hat`.
+    r"""Computes :math:`\max(\hat v - \hat \Phi, \gamma')`, in the dtype of `nu_hat`.
 
     Args:
       nu_hat: the bias-corrected second moment of the noised gradient, any shape.
@@ -132,13 +133,13 @@ def corrected_second_moment(
 
 @dataclasses.dataclass(frozen=True)
 class NoiseCorrection:
-    r"""Takes the variance of the noise out of a second moment.
+    r"""The correction of a second moment for the variance of its noise.
 
     It averages the variance as the second moment averages the squared gradients, and
     divides by :math:`\sqrt{\max(\hat v - \hat \Phi, \gamma')}`.
 
     Args:
-      noise_stddev: of the incoming gradient; see `stddev_of`.
+      noise_stddev: the noise of the incoming gradient; see `stddev_of`.
       variance_floor: :math:`\gamma'`.
       correction: the share of the noise variance to subtract.
     """
@@ -160,14 +161,15 @@ class NoiseCorrection:
     def transformation(
         self, kind: Any, b2: Number, start: Callable[..., Any], move: Callable[..., Any]
     ) -> optax.GradientTransformation:
-        """Divides what moves the parameters by the corrected root, or gives 0 for 0.
+        """Divides the first moment by the corrected root, or returns 0 for 0.
 
         Args:
-          kind: the class of its state: count, first moments, nu, noise_variance.
-          b2: decay rate of the second moment.
-          start: of zeros like the parameters, returns the first moments, a tuple.
-          move: of the gradient, the state and the new count, returns what is divided,
-            and the first moments after the step.
+          kind: the class of the state: count, first moments, nu, noise_variance.
+          b2: the decay rate of the second moment.
+          start: a function of zeros like the parameters that returns the first moments,
+          a tuple.
+          move: a function of the gradient, the state and the new count that returns the
+            numerator, and the first moments after the step.
         """
 
         def init_fn(params):

@@ -12,11 +12,12 @@ def steps_taken(state: Any) -> int:
     """Counts the noised steps in a state, for the epsilon of a loop of your own.
 
     A loop that stops early, or goes on for another epoch, does not take the
-    `iterations` of its mechanism. The stage that adds the noise counts the real ones.
+    `iterations` of its mechanism. The stage that adds the noise counts the actual
+    steps.
 
-    The count has three limits. A state that was saved and restored does not know the
-    steps that were taken from it before. A loop that skips empty batches takes a number
-    of steps that depends on the data, and no epsilon is known for it. Where
+    The count has three limits. A state that was saved and restored does not count the
+    steps that were taken after it was saved. A loop that skips empty batches takes
+    a number of steps that depends on the data, and no epsilon is known for it. Where
     `optax.MultiSteps` sums small batches before the noise, they count as one step, and
     must be parts of one batch of the mechanism.
 
@@ -53,7 +54,7 @@ def steps_taken(state: Any) -> int:
     """
     is_noise = lambda node: isinstance(node, AddDPNoiseState)
     parts = [x for x in jax.tree.leaves(state, is_leaf=is_noise) if is_noise(x)]
-    # Indexed for the variables of Flax, raveled for runs that are stacked.
+    # Index, for the variables of Flax; ravel, for runs that are stacked.
     counts = {int(n) for part in parts for n in np.ravel(part.noised_steps[...])}
     words = [np.asarray(part.key_data[...]) for part in parts]
     keys = {key.tobytes() for x in words for key in x.reshape(-1, x.shape[-1])}

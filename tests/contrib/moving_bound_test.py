@@ -158,7 +158,7 @@ def _released(own, bound, gradients, mask, told_by="the update"):
         PARAMS,
         **(masks if by_update else {}),
     )
-    both = sums.gradient, own.unit() * sums.beside
+    both = sums.gradient, own.unit() * sums.aux
     return jax.tree.map(lambda x: x / own.noise_stddev, both)
 
 
