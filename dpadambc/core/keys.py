@@ -66,10 +66,10 @@ def of_example(key: jax.Array, example: Any) -> jax.Array:
     It does not depend on the position in the batch. Otherwise one more example would
     change the keys of all examples behind it, and with them their gradients.
 
-    The key is of the default kind. From keys of kind "rbg", JAX draws in a way that
-    depends on the other operands of `jax.vmap`, and a loss needs no cipher.
+    From keys of kind "rbg", JAX draws in a way that depends on the other operands of
+    `jax.vmap`, and a loss needs no cipher: examples then get keys of the default kind.
     """
-    if jax.random.key_impl(key) != _DEFAULT:
+    if jax.random.key_impl(key) in (*DRAWS_FROM_THE_FIRST, chacha.KIND):
         words = checksum(jax.random.key_data(key))
         key = jax.random.wrap_key_data(words, impl=_DEFAULT)
     return folded_in(key, checksum(example))

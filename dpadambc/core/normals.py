@@ -188,7 +188,9 @@ def with_normals(
     args = leaves, *(structure.flatten_up_to(other) for other in rest)
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     # On a mesh each array is split along its own axes, so each needs its own draw.
-    is_split = not jax.sharding.get_abstract_mesh().empty
+    meshes = [jax.sharding.get_abstract_mesh()]
+    meshes += [jax.typeof(x).sharding.mesh for x in leaves]
+    is_split = not all(mesh.empty for mesh in meshes)
     sizes = [x.size for x in leaves]
     groups = [[i] for i in range(len(leaves))] if is_split else _groups(sizes)
     found = []

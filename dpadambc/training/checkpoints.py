@@ -265,8 +265,8 @@ class Checkpoints:
         _refuse_other_run(path, about["identity"], identity)
         if _shapes(arrays) != about["arrays"]:
             raise ValueError(
-                f"Expected {path} to be of this model and optimizer, got arrays of"
-                " other shapes. Give each its own folder."
+                f"Expected {path} to be of this model, optimizer and kind of key, got"
+                " arrays of other shapes. Give each its own folder."
             )
         places = jax.tree.map(_place, arrays)
         found = self._read(step, "state", ocp.args.StandardRestore(places))

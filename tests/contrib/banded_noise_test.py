@@ -64,8 +64,10 @@ def test_it_is_the_dense_inverse_times_the_draws(without_nonces):
     _, independent = noise_of(made((1.0,)), params, steps=20)
     _, drawn = noise_of(made(), params, steps=20)
     twin = lambda z: np.tensordot(inverse(C, 20), np.float64(z), axes=1)
+    # Each is rounded to a grid of 0.5 / 256, by half a step at most: sums of such too.
+    rounding = 0.5 / 512 * (1 + np.abs(inverse(C, 20)).sum(1).max())
     chex.assert_trees_all_close(
-        drawn, jax.tree.map(lambda z: np.float32(twin(z)), independent), atol=2e-6
+        drawn, jax.tree.map(lambda z: np.float32(twin(z)), independent), atol=rounding
     )
 
 
@@ -77,7 +79,8 @@ def test_it_adds_to_the_gradient_and_other_keys_draw_other_noise():
     noised, _ = silent.update(common.summed(gradient), silent.init(params), params)
     np.testing.assert_array_equal(noised, gradient)
     noised, state = one.update(common.summed(gradient), one.init(params), params)
-    np.testing.assert_allclose(noised - gradient, state.earlier[0], atol=1e-6)
+    found = noised - gradient
+    np.testing.assert_allclose(found, state.earlier[0], atol=0.51 / 256 / 2)
     drawn = [np.float64(noise_of(tx, params)[1]) for tx in (one, two)]
     rows = np.concatenate(
         [np.tensordot(np.linalg.inv(inverse(C)), d, 1) for d in drawn]
@@ -112,7 +115,7 @@ def test_noise_and_what_is_kept_of_it_are_in_at_least_float32(dtype, expected):
         state, drawn = noise_of(made(), params, steps=2)
     assert drawn["w"].dtype == state.earlier[1]["w"].dtype == expected
     assert state.draws.noised_steps.dtype == "int32"
-    assert len(np.unique(drawn["w"])) > 1_990
+    assert len(np.unique(drawn["w"])) > 700  # of the grid
 
 
 def test_wrong_use_is_an_error():

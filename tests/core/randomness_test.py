@@ -134,8 +134,8 @@ def test_no_key_is_used_twice(iterations):
     assert not reuses(uses)
     draws = collections.Counter(use for use, *_ in uses)["draw"]
     size = MECHANISM.sample_step(jax.random.key(0), 0, num_examples=4).indices.size
-    # The sample, two leaves of noise, one that is rounded; a shift and a mask per view.
-    assert draws == iterations * (1 + 2 + 1 + size * 2 * 2)
+    # The sample, both leaves of noise, one that is rounded; a shift and a mask a view.
+    assert draws == iterations * (1 + 1 + 1 + size * 2 * 2)
 
 
 @pytest.mark.slow

@@ -377,7 +377,7 @@ def test_a_private_score_of_nodes_is_refused():
         ({"make_optimizer": lambda rate: rate}, TypeError, "optimizer"),
         ({"make_optimizer": lambda rate: NOISES}, ValueError, "optimizer"),
         ({"key": 0}, TypeError, "key"),
-        ({"key": RBG, "trials_at_once": 2}, ValueError, "threefry"),
+        ({"key": RBG, "trials_at_once": 2}, ValueError, "another kind"),
         ({"trials_at_once": 0}, ValueError, "trials_at_once"),
         ({"target_delta": 1.0}, ValueError, "delta"),
     ],
