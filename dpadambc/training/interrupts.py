@@ -3,7 +3,6 @@
 import contextlib
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,12 +25,11 @@ def held() -> Iterator[list[Any]]:
         print(told, file=sys.stderr, flush=True)
 
     before = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    is_ours = is_main and before is signal.default_int_handler
-    if is_ours and jax.process_count() == 1:
-        signal.signal(signal.SIGINT, hold)
+    if before is signal.default_int_handler and jax.process_count() == 1:
+        with contextlib.suppress(ValueError):  # of another thread than the main one
+            signal.signal(signal.SIGINT, hold)
     try:
         yield interrupts
     finally:
-        if is_main:
+        if signal.getsignal(signal.SIGINT) is hold:
             signal.signal(signal.SIGINT, before)

@@ -1,9 +1,11 @@
 """The table of explain: rules, bytes and warnings, before anything runs."""
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental.ode import odeint
 
@@ -410,3 +412,66 @@ def test_of_an_ode_it_names_the_loop_and_a_scan_keeps_the_factors():
     assert "loop of unknown length" in sentence and "jax.lax.scan" in sentence
     found = dpadambc.explain(fixed, w, x, batch_size=4)
     assert found.rules == {"params": "gram"} and not found.warnings
+
+
+def test_a_size_without_a_limit_is_refused():
+    of = functools.partial(dpadambc.explain, loss_fn, PARAMS, *EXAMPLE, batch_size=10)
+    noise = dpadambc.add_dp_noise(1.0, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"limit to plan for.*memory_limit=bytes"):
+        _ = of().microbatch_size
+    with pytest.raises(ValueError, match="memory_limit to plan for, with an optimizer"):
+        of(optimizer=noise)
+    assert of(optimizer=noise, memory_limit=1e9).microbatch_size == 10
+
+
+def test_where_no_size_fits_it_says_what_one_example_takes():
+    found = dpadambc.explain(loss_fn, PARAMS, *EXAMPLE, batch_size=10, memory_limit=1e4)
+    with pytest.raises(ValueError, match=r"into 10 kB: one of 1 takes .*checkpoint"):
+        _ = found.microbatch_size
+    assert "No microbatch fits" in str(found)
+    least = found.plan.factored[-1].peak_bytes
+    again = functools.partial(dpadambc.explain, loss_fn, PARAMS, *EXAMPLE)
+    assert again(batch_size=10, memory_limit=least).microbatch_size == 1
+
+
+ROWS, COLUMNS = jnp.arange(1.0, 65), jnp.arange(1.0, 65) / 9
+OF_ACTIVATIONS = {
+    "a scale of rows": (
+        lambda w, x: x @ (w * ROWS[:, None]),
+        lambda w, x: x * ROWS @ w,
+    ),
+    "a scale of columns": (
+        lambda w, x: x @ (w * COLUMNS),
+        lambda w, x: x @ w * COLUMNS,
+    ),
+    "a cumulative sum": (
+        lambda w, x: x @ jnp.cumsum(w, axis=1),
+        lambda w, x: jnp.cumsum(x @ w),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_ACTIVATIONS)
+def test_the_advice_about_a_kernel_that_is_formed_works(name, untold):
+    """The same function of the activations: equal, and in factors."""
+    w, x = KERNEL, jnp.arange(64.0) / 64
+    with jax.numpy_rank_promotion("allow"):
+        kernel, activations = OF_ACTIVATIONS[name]
+        np.testing.assert_allclose(kernel(w, x), activations(w, x), rtol=1e-5)
+        formed, kept = (
+            dpadambc.explain(
+                lambda w, x, of=of: jnp.sum(jnp.tanh(of(w, x))), w, x, batch_size=2
+            )
+            for of in (kernel, activations)
+        )
+    (warning,) = formed.warnings
+    assert "change the activations instead" in warning
+    assert not kept.warnings and kept.rules == {"params": "outer product"}
+
+
+def test_microbatches_take_less_where_a_kernel_is_made_of_parameters():
+    loss = lambda p, x: jnp.sum(jnp.tanh(x @ (W * (1 + p["a"] @ p["b"]))))
+    of = functools.partial(dpadambc.explain, loss, FACTORS, jnp.ones((4, 128)))
+    (sentence,) = of(batch_size=16).warnings
+    assert "else take microbatches" in sentence
+    assert of(batch_size=2).factored_bytes < of(batch_size=16).factored_bytes / 4
