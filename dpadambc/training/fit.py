@@ -1,5 +1,6 @@
 """`fit` with progress output, and a result with a privacy statement."""
 
+import contextlib
 import functools
 import sys
 import threading
@@ -218,33 +219,29 @@ def fit(  # noqa: C901 - one story, from top to bottom
                 )
             )
 
-    is_sharded, fitting = isinstance(data, Sharded), microbatches.with_microbatches
-    size = fitting if microbatch_size == "auto" else microbatch_size
-    try:
-        with interrupts.held() as interrupted:
-            result = _fit.fit(
-                loss_fn,
-                params,
-                data.data if is_sharded else data,
-                mechanism,
-                optimizer,
-                sharding=data.sharding if is_sharded else None,
-                key=key,
-                target_delta=target_delta,
-                target_epsilon=target_epsilon,
-                affordable=_affordable,
-                spent=spent,
-                frozen=frozen,
-                microbatch_size=size,
-                steps_per_call=steps_per_call,
-                precision=precision,
-                before_steps=before_steps,
-                after_steps=after_steps,
-                checkpoints=checkpoints,
-                wrt=wrt,
-            )
-    finally:
-        compiling.cancel()
-        for each in shown:
-            each.close()
+    is_sharded, size = isinstance(data, Sharded), microbatch_size
+    with interrupts.held() as interrupted, contextlib.ExitStack() as at_end:
+        for close in (compiling.cancel, *(each.close for each in shown)):
+            at_end.callback(close)
+        result = _fit.fit(
+            loss_fn,
+            params,
+            data.data if is_sharded else data,
+            mechanism,
+            optimizer,
+            sharding=data.sharding if is_sharded else None,
+            key=key,
+            target_delta=target_delta,
+            target_epsilon=target_epsilon,
+            affordable=_affordable,
+            spent=spent,
+            frozen=frozen,
+            microbatch_size=microbatches.with_microbatches if size == "auto" else size,
+            steps_per_call=steps_per_call,
+            precision=precision,
+            before_steps=before_steps,
+            after_steps=after_steps,
+            checkpoints=checkpoints,
+            wrt=wrt,
+        )
     return Result(*result)
