@@ -61,8 +61,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dpadambc.core import arrays, validate
+
+_EXPONENT = np.int64(0x7FF0000000000000)
 
 
 def cost_of_bits(num_numbers: float) -> tuple[float, float]:
@@ -107,8 +110,9 @@ def add_on_grid(
       An array of at least float32, of the dtype of the sum if that is float64.
     """
     level = noise_stddev.astype(jnp.float64)
-    _, exponent = jnp.frexp(level)
-    step = jnp.ldexp(jnp.ones_like(level), exponent - 9)
+    # The bits of the exponent alone: the largest power of two up to the level.
+    exponent = jax.lax.bitcast_convert_type(level, jnp.int64) & _EXPONENT
+    step = jax.lax.bitcast_convert_type(exponent, jnp.float64) * 2.0**-8
     units = summed.astype(jnp.float64) / step
     whole = jnp.floor(units)
     rounded = step * (whole + jnp.floor(units - whole + noise / step + 0.5))
