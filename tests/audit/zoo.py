@@ -123,9 +123,14 @@ def noise_like(key, tree, stddev=NOISE):
     return jax.tree.unflatten(structure, draws)
 
 
-def add(one, two):
+def in_float64(fun, like, *trees):
+    """A function of each element, rounded to the dtype of the first."""
     with jax.enable_x64(True):
-        return jax.tree.map(lambda x, y: (x + y).astype(x.dtype), one, two)
+        return jax.tree.map(lambda x, *xs: fun(x, *xs).astype(x.dtype), like, *trees)
+
+
+def add(one, two):
+    return in_float64(jnp.add, one, two)
 
 
 def of_sum(gradient=clipped, make_optimizer=None, *, loader=None, **changes):
@@ -633,7 +638,7 @@ def truncated_noise():
 
     def update(g, key):
         cut = lambda z: jnp.clip(z, -2 * NOISE, 2 * NOISE)
-        return add(g, jax.tree.map(cut, noise_like(key, g)))
+        return in_float64(lambda g, z: g + cut(z), g, noise_like(key, g))
 
     return of_noise(update)
 
@@ -689,10 +694,9 @@ def noise_that_telescopes():
             key, before = state
             key, step_key = jax.random.split(key)
             now = noise_like(step_key, g)
-            noised = jax.tree.map(lambda x, z, y: x + z - y, g, now, before)
-            return noised, (key, now)
+            return in_float64(lambda x, z, y: x + z - y, g, now, before), (key, now)
 
-        start = lambda params: (key, optax.tree.zeros_like(params))
+        start = lambda params: (key, noise_like(key, params, 0.0))
         return optax.chain(stage(start, update_fn), ADAM)
 
     return of_sum(make_optimizer=make)
@@ -705,7 +709,8 @@ def one_coordinate_with_hardly_any_noise():
 
     def update(g, key):
         z = noise_like(key, g)
-        return add(g, {"w": scale * z["w"], "b": z["b"]})
+        scales = {"w": scale, "b": 1.0}
+        return in_float64(lambda x, z, scale: x + scale * z, g, z, scales)
 
     return of_noise(update)
 
@@ -715,7 +720,8 @@ def start_and_noise_of_one_key():
     """The first parameters, which are published, are the noise of the first step."""
 
     def init(key):
-        return key, jnp.zeros((), jnp.int32), noise_like(key, PARAMS, 0.05)
+        start = add(jax.tree.map(jnp.zeros_like, PARAMS), noise_like(key, PARAMS, 0.05))
+        return key, jnp.zeros((), jnp.int32), start
 
     def step(state, x, y, is_padding_example=None):
         key, count, params = state
@@ -739,7 +745,7 @@ def noise_taken_out_again():
 
     def update(g, key):
         z = noise_like(key, g)
-        return jax.tree.map(jnp.subtract, add(g, z), z)
+        return in_float64(jnp.subtract, add(g, z), z)
 
     return of_noise(update)
 
@@ -881,8 +887,9 @@ def level_of_the_batch():
         count = jnp.maximum(1, jnp.sum(~mask))
         total = clipped_sum(gradients(params, x, y), mask)
         mean = jax.tree.map(lambda g: g / count, total)
-        noise = jax.tree.map(lambda z: z * C / count, noise_like(step_key, mean, 1.0))
-        return key, jax.tree.map(lambda p, g: p - g, params, add(mean, noise))
+        z = noise_like(step_key, mean, 1.0)
+        private = in_float64(lambda g, z: g + z * C / count, mean, z)
+        return key, jax.tree.map(lambda p, g: p - g, params, private)
 
     return of_sum(init=init, step=step, make_optimizer=None)
 
