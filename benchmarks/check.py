@@ -208,7 +208,7 @@ def of_the_graph() -> Iterator[tuple[str, str]]:
 def of_the_results() -> Iterator[tuple[str, str]]:
     """Accuracies, BLEU, time and memory."""
     for name, label in (
-        (SCATTERED, "CIFAR-10, no other real images"),
+        (SCATTERED, "CIFAR-10, other images synthetic"),
         (PRETRAINED, "CIFAR-10, linear model on ImageNet's features"),
     ):
         without = [r for r in rows(name) if r["what"] == "without privacy"]
