@@ -182,7 +182,9 @@ def add_banded_noise(
 
         def without_earlier(z, _, *earlier_and_sigma):
             *earlier, sigma = earlier_and_sigma
-            taken_back = sum(c * y for c, y in zip(later, earlier, strict=True))
+            taken_back = sum(
+                c * y.astype(z.dtype) for c, y in zip(later, earlier, strict=True)
+            )
             return sigma.astype(z.dtype) * z - taken_back
 
         added = normals.with_normals(

@@ -109,13 +109,13 @@ def add_on_grid(
     Returns:
       An array of at least float32, of the dtype of the sum if that is float64.
     """
-    level = noise_stddev.astype(jnp.float64)
+    level, wide = (x.astype(jnp.float64) for x in (noise_stddev, summed))
     # The bits of the exponent alone: the largest power of two up to the level.
     exponent = jax.lax.bitcast_convert_type(level, jnp.int64) & _EXPONENT
     step = jax.lax.bitcast_convert_type(exponent, jnp.float64) * 2.0**-8
-    units = summed.astype(jnp.float64) / step
+    units = wide / step
     whole = jnp.floor(units)
     rounded = step * (whole + jnp.floor(units - whole + noise / step + 0.5))
     # A level of NaN, from a state that has lost its key, must show in the result.
-    noised = jnp.where(level > 0, rounded, summed + noise)
+    noised = jnp.where(level > 0, rounded, wide + noise)
     return noised.astype(arrays.at_least_float32(summed.dtype))

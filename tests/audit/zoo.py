@@ -112,14 +112,18 @@ def stage(init: Any, update_fn: Any) -> optax.GradientTransformation:
 
 
 def noise_like(key, tree, stddev=NOISE):
-    """Of two normal numbers each, in float64: few bits are a defect of its own."""
+    """Of two normal numbers each, in float64: few bits are a defect of its own.
+
+    The second fills the bits that the first has not.
+    """
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(key, len(leaves))
     pairs = [
         jax.random.normal(k, (2, *x.shape)) for k, x in zip(keys, leaves, strict=True)
     ]
     with jax.enable_x64(True):
-        draws = [stddev * z.astype(jnp.float64).sum(0) / np.sqrt(2.0) for z in pairs]
+        wide = [z.astype(jnp.float64) for z in pairs]
+        draws = [stddev * (high + 2.0**-22 * low) for high, low in wide]
     return jax.tree.unflatten(structure, draws)
 
 
@@ -1312,9 +1316,8 @@ def by_hand_in_four_parts():
     """Four noises of half the level."""
 
     def update(g, key):
-        for part in jax.random.split(key, 4):
-            g = add(g, noise_like(part, g, NOISE / 2))
-        return g
+        parts = [noise_like(part, g, NOISE / 2) for part in jax.random.split(key, 4)]
+        return in_float64(lambda g, *z: g + z[0] + z[1] + z[2] + z[3], g, *parts)
 
     return of_noise(update)
 
