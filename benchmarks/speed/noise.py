@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 import dpadambc
 from benchmarks.environment import environment
-from benchmarks.speed import models, run, timing
+from benchmarks.speed import models, run, sizes, timing
 from dpadambc import training
 from dpadambc.core import keys, noise
 
@@ -27,7 +27,7 @@ SHAPES = {
     "1 array of 1.8 million": [(1_800_000,)],
     "100 arrays, 13 million": [(512, 512), (512,)] * 50,
 }
-MODELS = ["cnn5", "transformer", "encoder", "mlp"]
+MODELS = ["cnn5-256", "transformer-64", "encoder-64", "mlp-256"]
 BEFORE = "float32"
 
 
@@ -43,29 +43,29 @@ def compiled(
     cases: dict[str, tuple[Any, Any]],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Each program, and the CPU seconds and lines of code that it was compiled to."""
-    programs, sizes = {}, {}
+    programs, found = {}, {}
     for name, case in cases.items():
         start = time.process_time()
         noised = float32_noised if name == BEFORE else noise.noised
         with mock.patch.object(noise, "noised", noised):
             programs |= timing.compile_cases({name: case})
-        sizes[name] = {
+        found[name] = {
             "cpu_seconds": round(time.process_time() - start, 2),
             "lines": len(programs[name].as_text().splitlines()),
             "bytes": timing.peak_bytes(programs[name]),
         }
-    return programs, sizes
+    return programs, found
 
 
 def measured(cases: dict[str, tuple[Any, Any]], rounds: int) -> dict[str, Any]:
     """Quartiles of the ratios, and of the milliseconds, of all cases."""
-    programs, sizes = compiled(cases)
+    programs, compilation = compiled(cases)
     times = timing.interleaved_times(cases, programs, rounds)
     return {
         name: {
             "ms": timing.quartiles(1e3 * seconds),
             "ratio": timing.quartiles(seconds / times[BEFORE][: len(seconds)]),
-            **sizes[name],
+            **compilation[name],
         }
         for name, seconds in times.items()
     }
@@ -77,7 +77,7 @@ def cases_of(make: Any) -> dict[str, tuple[Any, Any]]:
     return {
         BEFORE: make(default),
         "threefry": make(default),
-        "chacha": make(training.secret_key()),
+        "chacha": make(training.secret_key(bits=256)),
     }
 
 
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--output", type=pathlib.Path, default=output)
     args = parser.parse_args()
     cases = {name: noise_alone(shapes) for name, shapes in SHAPES.items()}
-    cases |= {name: whole_step(getattr(models, name)()) for name in args.models}
+    cases |= {name: whole_step(sizes.CPU[name]()) for name in args.models}
     found: dict[str, Any] = {"environment": environment()}
     for name, programs in cases.items():
         found[name] = measured(programs, args.rounds)

@@ -206,8 +206,8 @@ def add_dp_noise(
         which is as public as the level. With a level of 0 it is the sum.
       * Noise is drawn and added in float64, and the result has at least float32.
 
-    Limits. Take the key from `training.secret_key`: one of JAX's default kind has 64
-    bits, and its generator is no cipher. See the guide to precision.
+    Limits. A key of JAX's default kind has 64 bits, and its generator is not a cipher:
+    see `training.secret_key` and the guide to precision.
 
     Args:
       noise_stddev: a mechanism, which gives the level, and whose numbers the sum must

@@ -354,6 +354,9 @@ def test_keys_from_the_system_differ_and_work():
     assert fit(key=training.secret_key()).iterations == 30
     with pytest.raises(TypeError, match="secret_key"):
         jax.jit(lambda: jax.random.normal(training.secret_key()))()
+    assert len(words(training.secret_key(bits=256))) == 8
+    with pytest.raises(ValueError, match="bits"):
+        training.secret_key(bits=128)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, common.slow(jnp.bfloat16)])

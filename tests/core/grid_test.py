@@ -130,7 +130,7 @@ def of_nodes(sums):
 RELEASES = {
     "independent": lambda x: noised_by(dpadambc.add_dp_noise(1.0, key=KEY), x),
     "chacha": lambda x: noised_by(
-        dpadambc.add_dp_noise(1.0, key=training.secret_key()), x
+        dpadambc.add_dp_noise(1.0, key=training.secret_key(bits=256)), x
     ),
     "sgd": after_a_step_of_sgd,
     "nodes": of_nodes,

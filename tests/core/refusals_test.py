@@ -171,7 +171,7 @@ def test_a10_a_run_begun_with_entropy_goes_on_with_its_own_key(tmp_path, caplog)
     assert "step 20" in caplog.text and str(tmp_path) in caplog.text
     # A key of another kind has other words.
     with pytest.raises(ValueError, match="kind of key"):
-        fit(checkpoints=saved(), key=jax.random.key(1))
+        fit(checkpoints=saved(), key=training.secret_key(bits=256))
 
 
 def test_b1_epsilon_is_computed_before_the_first_step(monkeypatch):
