@@ -154,7 +154,7 @@ def adam_bc(
         with the floor alone.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
       mu_dtype: the dtype of the first moment between steps; at least float32 by
-      default.
+        default.
 
     Returns:
       An Optax transformation of the private gradient.
@@ -208,7 +208,7 @@ def adamw_bc(
         with the floor alone.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
       mu_dtype: the dtype of the first moment between steps; at least float32 by
-      default.
+        default.
       weight_decay: a number or a schedule; see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
 
@@ -365,7 +365,7 @@ def dp_adam(
       eps_root: a constant added inside the square root.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
       mu_dtype: the dtype of the first moment between steps; at least float32 by
-      default.
+        default.
 
     Returns:
       An Optax transformation of per-example gradients; see `privatize` for its masks.
@@ -422,7 +422,7 @@ def dp_adam_bc(
         with the floor alone.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
       mu_dtype: the dtype of the first moment between steps; at least float32 by
-      default.
+        default.
 
     Returns:
       An Optax transformation of per-example gradients; see `privatize` for its masks.
@@ -482,7 +482,7 @@ def dp_adamw(
       eps_root: a constant added inside the square root.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
       mu_dtype: the dtype of the first moment between steps; at least float32 by
-      default.
+        default.
       weight_decay: a number or a schedule; see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
 
@@ -544,7 +544,7 @@ def dp_adamw_bc(
         with the floor alone.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
       mu_dtype: the dtype of the first moment between steps; at least float32 by
-      default.
+        default.
       weight_decay: a number or a schedule; see `add_decoupled_weight_decay`.
       mask: where decay applies; everywhere by default.
 

@@ -15,7 +15,7 @@ numbers, and nothing of the users:
   where its bits are a thousand times as likely without a sum.
 
 Both are tried on this library and Optax, and on jax_privacy and Opacus where these are
-installed. The last row is a control: noise on a public grid with 64 random bits.
+installed. "A public grid and 64 bits" is a control, written by hand.
 """
 
 import argparse

@@ -41,7 +41,7 @@ class ParameterCost:
       is_looping: whether the loss multiplies the data by it in a loop of unknown
         length, such as the steps of an ODE solver.
       is_penalized: whether it is a kernel that occurs in a term of the loss without
-      data.
+        data.
     """
 
     name: str

@@ -158,7 +158,7 @@ def ademamix_bc(
       variance_floor: the least corrected second moment, absolute or a `RelativeFloor`.
       correction: the share of the noise variance that is subtracted.
       mu_dtype: the dtype of both first moments between steps; at least float32 by
-      default.
+        default.
 
     Returns:
       An Optax transformation of the private gradient.

@@ -210,7 +210,7 @@ def dp2_rmsprop(
 
     Args:
       learning_rate: the rate of the phases of DP-SGD, a number or a schedule of all
-      steps.
+        steps.
       mechanism: the public numbers, such as a `PoissonGaussian`; its clip norm is for
         the phases of DP-SGD.
       key: a typed key for the noise; a new one for each run.

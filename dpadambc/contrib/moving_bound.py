@@ -91,7 +91,7 @@ class MovingBound(Mechanism):
 
     Attributes:
       mechanism: the inner mechanism, whose `l2_clip_norm` is the bound of the first
-      step.
+        step.
       learning_rate: the learning rate of the bound.
     """
 

@@ -152,7 +152,7 @@ def coefficients_of_inverse(
 
     Args:
       coefficients: the coefficients of a lower-triangular Toeplitz matrix; the first is
-      1.
+        1.
       iterations: the number of rows of the matrix, and of coefficients to return.
 
     Returns:

@@ -85,7 +85,6 @@ From the program of a loss to forms, and to a sum:
   zero contributes exactly zero.
 
 Nothing here warns, opens a file, or keeps state between calls but for the results of
-pure functions. No other folder can
-weaken it: a mechanism is an event and a draw, and contrib's other noise vouches for its
-own event.
+pure functions. No other folder can weaken it: a mechanism is an event and a draw, and
+contrib's other noise vouches for its own event.
 """

@@ -111,14 +111,16 @@ def events_in(event: DpEvent) -> Iterator[DpEvent]:
 
 
 class _Count(int):
-    """A number of steps that dp-accounting counts with at once.
+    """A number of steps, to which dp-accounting raises the size of a distribution.
 
-    It takes a size to this power, of a million digits, to see whether that is above
-    1000. That needs ten factors at most.
+    It compares that power, which may have a million digits, with the size of a memory.
+    A power that no memory holds is infinite here; all others are exact.
     """
 
-    def __rpow__(self, size: Any, modulus: None = None) -> int:
-        return size ** min(int(self), 10) if type(size) is int else NotImplemented
+    def __rpow__(self, size: Any, modulus: None = None) -> float:
+        if type(size) is not int:
+            return NotImplemented
+        return math.inf if size > 1 and self > 64 else size ** int(self)
 
 
 _NOISY = (GaussianDpEvent, dp_accounting.TruncatedSubsampledGaussianDpEvent, OwnDpEvent)

@@ -4,8 +4,7 @@ The factor of an example is a function of the norm of its gradient and of C, a
 `ClipRule`, and is limited to the range from zero to :math:`C / \lVert g \rVert`. So no
 rule of public numbers changes the contribution of one example to the sum, or epsilon:
 it changes only the model. A rule that closes over something computed from the data
-depends
-on all examples, and nothing can detect it.
+depends on all examples, and nothing can detect it.
 """
 
 import abc

@@ -17,10 +17,10 @@ def is_source(data: Any) -> bool:
 
     A source has `__len__` and `__getitem__`, such as a `MapDataset` of Grain. The
     example at an index must be the same each time. Otherwise a step that is repeated
-    after
-    an interruption would add its noise to another gradient. Augmentation belongs in the
-    loss; see `with_augmentations`. A person must be at one index alone: in a data set
-    that is repeated, or has several rows of one person, the guarantee is for a row.
+    after an interruption would add its noise to another gradient. Augmentation belongs
+    in the loss; see `with_augmentations`. A person must be at one index alone: in a
+    data set that is repeated, or has several rows of one person, the guarantee is for a
+    row.
     """
     if isinstance(data, tuple | list | Mapping | np.ndarray | jax.Array):
         return False

@@ -141,7 +141,7 @@ class Mechanism(abc.ABC):
 
         Args:
           key: the key of the step where the mechanism `draws_steps_alone`, else of the
-          run.
+            run.
           step: counted from 0; it may be traced.
           num_examples: the size of the data set; static.
         """

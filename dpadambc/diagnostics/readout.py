@@ -88,7 +88,7 @@ class Snapshot(NamedTuple):
       cosine_to_momentum: the cosine between the update and mu_hat, which is the update
         with all coordinates at the floor. One is SGD with momentum.
       cosine_to_sign: the cosine between the update and the sign of mu_hat. One is sign
-      descent.
+        descent.
       cosine_of_correction: the cosine between the updates of the corrected and the
         plain optimizer for these moments.
       rms_update: the root mean square of the update at a learning rate of one.

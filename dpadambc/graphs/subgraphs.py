@@ -259,7 +259,7 @@ def subgraphs(
     Args:
       senders: shape (num_edges,), integers: the nodes that edges start from.
       receivers: shape (num_edges,): the nodes that edges point to. Not all need be
-      roots.
+        roots.
       roots: shape (num_roots,), distinct: the nodes with a clipped term, those that
         are trained on.
       max_memberships: K, the most subgraphs of others that a node is in.

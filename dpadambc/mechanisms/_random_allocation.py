@@ -14,10 +14,10 @@ with independent log-normal :math:`Y_j` of mean 1 whose logarithm has variance
 
 *Proof.* The steps in which the others take part are independent of the example:
 condition on them (joint convexity). Let :math:`a_j \le 1 / z` be the norm of the vector
-of step j over
-z C, a function of earlier outputs. An example in step j multiplies the density of that
-step's output by :math:`L_j = \exp(a_j \xi_j - a_j^2 / 2)`. Under Q, :math:`\xi_j` is
-standard normal and independent of the past. So dP/dQ is the mean of the :math:`L_j`.
+of step j over z C, a function of earlier outputs. An example in step j multiplies the
+density of that step's output by :math:`L_j = \exp(a_j \xi_j - a_j^2 / 2)`. Under Q,
+:math:`\xi_j` is standard normal and independent of the past. So dP/dQ is the mean of
+the :math:`L_j`.
 
 Let f be convex. Given the past, dP/dQ is affine in the last :math:`L_j`. The process
 :math:`\exp(B_t - t / 2)` is a martingale in t, so it increases with t in convex order.

@@ -119,7 +119,7 @@ class RandomAllocationGaussian(Mechanism):
       noise_multiplier: z, non-negative, in units of the sensitivity.
       batches_per_epoch: b, the number of steps in an epoch.
       participations: k, the number of steps of an epoch in which each example takes
-      part.
+        part.
       iterations: the number of steps.
       normalize_by: B, positive; usually `num_examples * participations /
         batches_per_epoch`, rounded. It does not change epsilon.

@@ -110,7 +110,10 @@ def releasable(run: Any) -> Releasable:
             " epsilon; of a loop of your own, the parameters alone."
         )
     is_key = lambda x: jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
-    without_keys = jax.tree.map(lambda x: None if is_key(x) else x, state.opt_state)
+    is_words = lambda path: path and getattr(path[-1], "name", None) == "key_data"
+    without_keys = jax.tree_util.tree_map_with_path(
+        lambda path, x: None if is_words(path) or is_key(x) else x, state.opt_state
+    )
     return Releasable(state.step, state.params, without_keys)
 
 

@@ -73,7 +73,7 @@ def scale_by_adam_bc(
         with the floor alone.
       nesterov: whether the first moment looks one step ahead, as in NAdam.
       mu_dtype: the dtype of the first moment between steps; at least float32 by
-      default.
+        default.
 
     Returns:
       An Optax transformation.

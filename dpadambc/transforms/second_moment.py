@@ -167,7 +167,7 @@ class NoiseCorrection:
           kind: the class of the state: count, first moments, nu, noise_variance.
           b2: the decay rate of the second moment.
           start: a function of zeros like the parameters that returns the first moments,
-          a tuple.
+            a tuple.
           move: a function of the gradient, the state and the new count that returns the
             numerator, and the first moments after the step.
         """

@@ -55,6 +55,17 @@ def test_a_release_has_no_key_and_no_loss():
     chex.assert_trees_all_equal_structs(found, same)
 
 
+def test_a_release_has_no_words_of_a_key():
+    """Those of rounding follow from the key that it was given, maybe the run's."""
+    rounding = dpadambc.round_stochastically(key=KEY)
+    step = training.Step(of_tree, MECHANISM, optax.chain(optax.adam(0.1), rounding))
+    state = step.init(TREE, key=KEY)
+    words = lambda tree: [x for x in jax.tree.leaves(tree) if x.dtype == jnp.uint32]
+    assert words(state.opt_state)
+    found = training.releasable(state).opt_state
+    assert not words(found) and optax.tree.get(found, "mu") is not None
+
+
 def test_a_file_says_what_was_done(tmp_path):
     path = tmp_path / "model.npz"
     result = fit(TREE, of_tree)
