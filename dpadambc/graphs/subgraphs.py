@@ -105,7 +105,7 @@ def graph_members(features: jax.Array, members: jax.Array) -> jax.Array:
 
 
 def max_terms(max_memberships: int) -> int:
-    """Returns the most clipped terms that one node is in: its own, and K others.
+    """Returns K + 1, the most clipped terms that a node is in: its own, and K others.
 
     `Subgraphs` have this number. Where a node may be replaced by one with *another
     list*, it is 2 K + 1: set that with `dataclasses.replace`.

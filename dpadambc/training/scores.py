@@ -31,13 +31,14 @@ _AT_ONCE = 256
 class Score:
     """A score of examples, given as arrays of one length."""
 
-    fn: Callable[..., Any]
+    score_fn: Callable[..., Any]
     data: Any = dataclasses.field(repr=False)  # may be people's
 
     def __post_init__(self):
-        if not callable(self.fn):
+        if not callable(self.score_fn):
             raise TypeError(
-                f"Expected fn to be the score of one example, got {type(self.fn)}."
+                "Expected score_fn to be the score of one example, got"
+                f" {type(self.score_fn)}."
             )
         if _data.is_source(self.data):
             raise TypeError("Expected the examples of a score as arrays, got a source.")
@@ -48,7 +49,7 @@ class Score:
 
         def one(example):
             arguments = _data.arguments(example)
-            score = jnp.asarray(self.fn(params, *shared, *arguments), float)
+            score = jnp.asarray(self.score_fn(params, *shared, *arguments), float)
             if score.shape != ():
                 raise ValueError(
                     "Expected the score of one example to be a number, got shape"
@@ -69,12 +70,13 @@ class PublicScore(Score):
     prediction reads the features of neighbors that are trained on.
 
     Args:
-      fn: the score of one example, of `(params, *example)`, or, in a search with
-        `frozen`, of `(params, frozen, *example)`; a larger one is better. NaN is worst.
+      score_fn: the score of one example, of `(params, *example)`, or, in a search
+        with `frozen`, of `(params, frozen, *example)`; a larger one is better. NaN is
+        worst.
       data: the examples, arrays as for `search`.
 
     Raises:
-      TypeError: if `fn` is not callable, or the data are not arrays.
+      TypeError: if `score_fn` is not callable, or the data are not arrays.
       ValueError: if the arrays are not of one length.
 
     Example:
@@ -121,7 +123,7 @@ class NoisyScore(Score):
     user together. A node of a graph is in several rows, and is refused.
 
     Args:
-      fn: the score of one example, in [0, 1], outside of which it is clipped; NaN
+      score_fn: the score of one example, in [0, 1], outside of which it is clipped; NaN
         counts as 0. It takes `(params, *example)`, or, in a search with `frozen`,
         `(params, frozen, *example)`; a larger score is better.
       data: the examples, arrays as for `search`.
@@ -129,7 +131,7 @@ class NoisyScore(Score):
       normalize_by: B, positive and public; usually about the number of examples.
 
     Raises:
-      TypeError: if `fn` is not callable, or the data are not arrays.
+      TypeError: if `score_fn` is not callable, or the data are not arrays.
       ValueError: if a number is out of its range, or the arrays are not of one length.
 
     Example:
@@ -151,7 +153,9 @@ class NoisyScore(Score):
 
     def check(self, mechanism: Mechanism, data: Any, *arguments: Any) -> None:
         """Raises where a node moves more than one score; for `search`."""
-        traced = jax.make_jaxpr(self.fn)(*arguments, *_data.one_example(self.data))
+        traced = jax.make_jaxpr(self.score_fn)(
+            *arguments, *_data.one_example(self.data)
+        )
         if mechanism.terms_per_unit > 1 or gathers_nodes(traced):
             raise ValueError(
                 "Expected a NoisyScore without graphs.gather, and a mechanism of"

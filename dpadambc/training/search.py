@@ -57,8 +57,7 @@ class SearchResult(NamedTuple):
       target_delta: the delta of these epsilons.
       mechanism: the mechanism of one trial.
       trials: the distribution of the number of trials.
-      told: all trials, in the order of the candidates, if their number is fixed; else
-        None.
+      all_trials: in the order of the candidates, if their number is fixed; else None.
       runs: the runs of the search, scores included, if their number is fixed; else
         None.
     """
@@ -68,7 +67,7 @@ class SearchResult(NamedTuple):
     target_delta: float
     mechanism: Mechanism
     trials: Trials
-    told: tuple[Trial, ...] | None
+    all_trials: tuple[Trial, ...] | None
     runs: Spending | None
 
     @property
@@ -309,9 +308,9 @@ def search(
     if not isinstance(score, PublicScore | NoisyScore):
         got = "a bare function" if callable(score) else type(score)
         raise TypeError(
-            "Expected score to be a training.PublicScore(fn, data), of data that need"
-            " no protection, or a training.NoisyScore(fn, data, noise_multiplier,"
-            f" normalize_by), of those that do, got {got}."
+            "Expected score to be a training.PublicScore(score_fn, data), of data that"
+            " need no protection, or a training.NoisyScore(score_fn, data,"
+            f" noise_multiplier, normalize_by), of those that do, got {got}."
         )
     listed, numbers = _checked_candidates(candidates)
     _check_trials(trials, len(listed))
@@ -369,7 +368,7 @@ def search(
         Trial(trained, listed[i], score.summary(scores, rng))
         for i, (trained, scores) in zip(chosen, found, strict=True)
     )
-    told = tuple(scored) if is_fixed else None
-    best = _best(told or scored, rng)
+    all_trials = tuple(scored) if is_fixed else None
+    best = _best(all_trials or scored, rng)
     runs = Spending(score.spent(mechanism).runs * len(listed)) if is_fixed else None
-    return SearchResult(best, cost, target_delta, mechanism, trials, told, runs)
+    return SearchResult(best, cost, target_delta, mechanism, trials, all_trials, runs)

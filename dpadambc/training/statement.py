@@ -118,11 +118,11 @@ def of_result(result: Result) -> str:
 
 def of_search(found: Any) -> str:
     """Writes the paragraph for the best model of a search."""
-    told = found.told is not None
     return _filled(
         f"{_guarantee(found.mechanism, found.epsilon, found.target_delta)} It is the"
         f" best of a search, by trials={found.trials!r}, whose choice epsilon covers,"
-        f" with {'all' if told else 'none'} of the other models. Each trial took"
+        f" with {'none' if found.all_trials is None else 'all'} of the other models."
+        " Each trial took"
         f" {_steps(found.mechanism)}; one alone has epsilon"
         f" {rounded_up(found.cost.of_one_trial)}."
     )

@@ -251,7 +251,7 @@ def test_arguments_in_another_order_show_no_row():
         refused(lambda: training.Step(first, rows, optax.sgd(1.0)), "mechanism")  # noqa: B023
         refused(lambda: training.Step(rows, MECHANISM, optax.sgd(1.0)), "loss_fn")  # noqa: B023
         refused(lambda: training.Sharded(None, rows), "sharding")  # noqa: B023
-        refused(lambda: training.PublicScore(rows, (ROWS,)), "fn")  # noqa: B023
+        refused(lambda: training.PublicScore(rows, (ROWS,)), "score_fn")  # noqa: B023
         refused(
             lambda: dpadambc.PoissonGaussian(  # noqa: B023
                 l2_clip_norm=1.0,

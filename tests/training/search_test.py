@@ -75,10 +75,10 @@ def key_with(distribution, wanted):
 def test_every_trial_is_a_run_of_fit():
     """With a key of its own, the optimizer of its candidate, and the score said."""
     found = search(trials_at_once=2)
-    assert [trial.candidate for trial in found.told] == RATES
+    assert [trial.candidate for trial in found.all_trials] == RATES
     trial_keys = tuning._drawn_from(jax.random.key(0), accounting.FixedTrials(3))[1]
     # Of the second call; what is in a call is compared below.
-    for trial, key in list(zip(found.told, trial_keys, strict=True))[2:]:
+    for trial, key in list(zip(found.all_trials, trial_keys, strict=True))[2:]:
         run = training.fit(
             loss_fn,
             jnp.zeros(3),
@@ -93,7 +93,7 @@ def test_every_trial_is_a_run_of_fit():
             [negative_loss(trial.params, *row) for row in zip(*HELD_OUT, strict=True)]
         )
         assert trial.score == pytest.approx(score, rel=1e-4)
-    assert found.best.score == max(trial.score for trial in found.told)
+    assert found.best.score == max(trial.score for trial in found.all_trials)
     expected = accounting.tuned_epsilon(
         MECHANISM, 1e-5, trials=accounting.FixedTrials(3)
     )
@@ -134,7 +134,7 @@ def test_a_schedule_of_peak_one_may_be_multiplied_by_a_candidate():
 @pytest.mark.slow
 def test_how_many_at_once_changes_nothing():
     alone, together = search(), search(trials_at_once=3)
-    for a, b in zip(alone.told, together.told, strict=True):
+    for a, b in zip(alone.all_trials, together.all_trials, strict=True):
         np.testing.assert_allclose(a.params, b.params, rtol=1e-4)
         assert a.score == pytest.approx(b.score, rel=1e-4)
 
@@ -157,7 +157,7 @@ def test_a_loss_with_all_that_it_may_take():
 def test_of_a_random_number_the_best_alone_is_told():
     distribution = accounting.GeometricTrials(4)
     found = search(trials=distribution, key=key_with(distribution, 4))
-    assert found.told is found.runs is None
+    assert found.all_trials is found.runs is None
     fields = "best", "cost", "target_delta", "mechanism", "trials", "told", "runs"
     assert found._fields == fields
     assert found.trials == distribution
@@ -316,7 +316,7 @@ def test_a_score_that_is_printed_shows_no_data():
         negative_loss, data, noise_multiplier=3.0, normalize_by=2.0
     )
     for shown in (repr(training.PublicScore(negative_loss, data)), repr(noisy)):
-        assert "fn=" in shown and "4321" not in shown
+        assert "score_fn=" in shown and "4321" not in shown
     assert "normalize_by=2.0" in repr(noisy)
 
 
@@ -391,7 +391,7 @@ def test_refused_before_anything_is_trained(change, error, message, monkeypatch)
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"fn": 3}, TypeError, "fn"),
+        ({"score_fn": 3}, TypeError, "score_fn"),
         ({"data": Rows()}, TypeError, "arrays"),
         ({"data": (X[:0], Y[:0])}, ValueError, "example"),
         ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier"),
@@ -400,7 +400,7 @@ def test_refused_before_anything_is_trained(change, error, message, monkeypatch)
     ],
 )
 def test_no_score_of_other_numbers(change, error, message):
-    numbers = dict(fn=loss_fn, data=DATA, noise_multiplier=1.0, normalize_by=10)
+    numbers = dict(score_fn=loss_fn, data=DATA, noise_multiplier=1.0, normalize_by=10)
     with pytest.raises(error, match=message):
         training.NoisyScore(**numbers | change)
 
