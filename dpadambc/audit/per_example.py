@@ -211,8 +211,8 @@ def _differences(
     longest = np.maximum(np.maximum(exact, norms), 1e-300)
     weights = np.minimum(1.0, target / np.maximum(norms, 1e-300))
     sums = np.concatenate([weights @ x[present] for x in rows])
-    apart = np.linalg.norm(clipped - sums) - np.sum(weights * errors)
-    of_sum = max(apart, 0.0) / np.sum(weights * longest)
+    distance = np.linalg.norm(clipped - sums) - np.sum(weights * errors)
+    of_sum = max(distance, 0.0) / np.sum(weights * longest)
     below, above = (exact - errors - norms) / longest, (norms - exact) / longest
     return (float(below.max()), float(of_sum), float(above.max())), bound
 

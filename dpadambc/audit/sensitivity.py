@@ -114,8 +114,8 @@ def _values(
     found = {candidate.name: at(candidate.row) for candidate in rows}
     masked = np.arange(replay.size) == index
     rest = replay(replay.batch, masked) if replay.takes_mask else replay.start
-    apart = lambda candidate: np.linalg.norm(found[candidate.name] - rest)
-    reach = lambda candidate: np.nan_to_num(apart(candidate), nan=-1.0, posinf=-1.0)
+    gap = lambda candidate: np.linalg.norm(found[candidate.name] - rest)
+    reach = lambda candidate: np.nan_to_num(gap(candidate), nan=-1.0, posinf=-1.0)
 
     def distance(row):
         batch = neighbors.with_row(replay.batch, index, row)

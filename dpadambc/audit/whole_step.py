@@ -325,9 +325,9 @@ def _replayed(step: WholeStep) -> Finding:
     keys = jax.random.split(jax.random.key(1), _KEYS)
     by_key = [kept(with_keys_of(init(key)), empty) for key in keys]
     length = lambda x: np.nan_to_num(np.linalg.norm(x), posinf=0.0)
-    apart = lambda ends, path: max(length(end[path] - start[path]) for end in ends)
+    most = lambda ends, path: max(length(end[path] - start[path]) for end in ends)
     z = min(draws.multiplier(found.mechanism, 0), 1.0)
-    is_bare = lambda path: apart(by_data, path) * z > _FURTHER * apart(by_key, path)
+    is_bare = lambda path: most(by_data, path) * z > _FURTHER * most(by_key, path)
     bare = [path.removeprefix("[1]") for path in filter(is_bare, start)]
     sentence = "All arrays that follow the data follow the keys of the noise."
     if bare:

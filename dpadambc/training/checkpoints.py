@@ -119,17 +119,17 @@ def _refuse_other_run(path: pathlib.Path, there: Identity, here: Identity) -> No
             " dpadambc.accounting.compose."
         )
     there, here = map(without_iterations, (there, here))
-    apart = [
+    differences = [
         f"{name}: another, {_MEANING[name]}"
         if name in _MEANING
         else f"{name}: {there.get(name)} there, {here.get(name)} here"
         for name in {**there, **here}
         if there.get(name) != here.get(name)
     ]
-    if apart:
+    if differences:
         raise ValueError(
             f"Expected {path} to be of this run, got one of another run"
-            f" ({'; '.join(apart)}). Resume with the original settings, or begin in"
+            f" ({'; '.join(differences)}). Resume with the original settings, or begin in"
             " another folder: then both runs count, by spent=."
         )
 

@@ -182,16 +182,16 @@ def fit(  # noqa: C901 - one story, from top to bottom
         validate.function(callbacks=each)
     # Only the first of several processes prints.
     progress = progress and sys.stderr is not None and not jax.process_index()
-    shown = _bars(progress, callbacks)
-    all_callbacks = [*(x for x in shown if x not in callbacks), *callbacks]
+    bars = _bars(progress, callbacks)
+    all_callbacks = [*(x for x in bars if x not in callbacks), *callbacks]
 
     tell = functools.partial(print, file=sys.stderr, flush=True)
     compiling = threading.Timer(1.0, tell, ["dpadambc: compiling"])
 
     def before_steps(done: int, total: int, epsilon: float) -> None:
-        for each in shown:
+        for each in bars:
             each.begin(done, total, epsilon)
-        if progress and not shown:
+        if progress and not bars:
             resumed = f" from step {done:,} on" if done else ""
             tell(
                 f"dpadambc: {total:,} steps{resumed},"
@@ -206,7 +206,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
         for each in all_callbacks:
             if each(now) is not None:
                 raise TypeError(
-                    "Expected callback to return None, got a value, which ends no run."
+                    "Expected a callback to return None, got a value, which ends no run."
                     " To stop, raise training.Stop."
                 )
         if interrupted:
@@ -221,7 +221,7 @@ def fit(  # noqa: C901 - one story, from top to bottom
 
     is_sharded, size = isinstance(data, Sharded), microbatch_size
     with interrupts.held() as interrupted, contextlib.ExitStack() as at_end:
-        for close in (compiling.cancel, *(each.close for each in shown)):
+        for close in (compiling.cancel, *(each.close for each in bars)):
             at_end.callback(close)
         result = _fit.fit(
             loss_fn,

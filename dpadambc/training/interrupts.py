@@ -21,8 +21,8 @@ def held() -> Iterator[list[Any]]:
         if interrupts:
             raise KeyboardInterrupt
         interrupts.append(interrupt)
-        told = "dpadambc: ends after this step; Ctrl-C once more ends it at once."
-        print(told, file=sys.stderr, flush=True)
+        message = "dpadambc: ends after this step; Ctrl-C once more ends it at once."
+        print(message, file=sys.stderr, flush=True)
 
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler and jax.process_count() == 1:

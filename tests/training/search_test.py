@@ -158,7 +158,7 @@ def test_of_a_random_number_the_best_alone_is_told():
     distribution = accounting.GeometricTrials(4)
     found = search(trials=distribution, key=key_with(distribution, 4))
     assert found.all_trials is found.runs is None
-    fields = "best", "cost", "target_delta", "mechanism", "trials", "told", "runs"
+    fields = "best", "cost", "target_delta", "mechanism", "trials", "all_trials", "runs"
     assert found._fields == fields
     assert found.trials == distribution
     # The epsilon is that of the distribution, whatever was drawn from it.
