@@ -155,7 +155,7 @@ def _together(
 def _groups(sizes: Sequence[int]) -> list[list[int]]:
     """Groups arrays; a group needs a second copy of its arrays in memory."""
     most = max(_TOGETHER, sum(sizes) // 8, *sizes)
-    groups, total = [], most
+    groups, total = [], math.inf
     for i, size in enumerate(sizes):
         total += size
         if total > most:

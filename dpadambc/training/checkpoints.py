@@ -129,8 +129,8 @@ def _refuse_other_run(path: pathlib.Path, there: Identity, here: Identity) -> No
     if differences:
         raise ValueError(
             f"Expected {path} to be of this run, got one of another run"
-            f" ({'; '.join(differences)}). Resume with the original settings, or begin in"
-            " another folder: then both runs count, by spent=."
+            f" ({'; '.join(differences)}). Resume with the original settings, or begin"
+            " in another folder: then both runs count, by spent=."
         )
 
 

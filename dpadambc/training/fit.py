@@ -206,8 +206,8 @@ def fit(  # noqa: C901 - one story, from top to bottom
         for each in all_callbacks:
             if each(now) is not None:
                 raise TypeError(
-                    "Expected a callback to return None, got a value, which ends no run."
-                    " To stop, raise training.Stop."
+                    "Expected a callback to return None, got a value, which ends no"
+                    " run. To stop, raise training.Stop."
                 )
         if interrupted:
             raise KeyboardInterrupt(

@@ -156,6 +156,12 @@ def test_a_group_is_no_larger_than_the_largest_array_or_an_eighth_of_all(monkeyp
     assert normals._groups([30, 1]) == [[0], [1]]
 
 
+def test_a_tree_may_begin_with_an_empty_array():
+    empty, *rest = draws(key_of("threefry2x32"), [jnp.zeros(0), jnp.zeros(3)])
+    assert empty.shape == (0,) and np.all(rest[0] != 0)
+    assert draws(key_of("threefry2x32"), [jnp.zeros(0)])[0].shape == (0,)
+
+
 @pytest.mark.parametrize(("size", "written_out"), [(2**32 - 1, True), (2**32, False)])
 def test_an_array_too_long_for_the_counter_is_drawn_in_parts(size, written_out):
     """A counter of one word would give the first draws again."""
