@@ -90,8 +90,9 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
     }
 
 
+RESULTS = pathlib.Path(__file__).with_name("short.jsonl")
 STUDY = Study(
-    results=pathlib.Path(__file__).with_name("short.jsonl"),
+    results=RESULTS,
     cells=cells,
     prepare=cnn5_training.prepare,
     tables=tables,

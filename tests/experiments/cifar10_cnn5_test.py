@@ -15,7 +15,7 @@ import pytest
 
 import dpadambc
 from benchmarks import experiment
-from benchmarks.cifar10 import cnn5, cnn5_training, data, published, short
+from benchmarks.cifar10 import cnn5, cnn5_training, data, muon, published, short
 from dpadambc import clipping, training
 
 
@@ -291,3 +291,53 @@ def test_tables_and_pictures_have_what_is_on_record():
     table = short.tables(rows[:-1])["accuracy"]
     assert "| DP-AdamW | 0.002 | 50.00 ± 10.00 | 50.00 ± 10.00 |" in table
     assert "(2 of 3)" in table
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_the_weights_are_those_of_the_momentum_of_muon(count):
+    """A matrix that is a number has the momentum for its update, without divisions."""
+    linear = optax.contrib.scale_by_muon(
+        ns_coeffs=(1.0, 0.0, 0.0), ns_steps=0, beta=muon.BETA, eps=1e9
+    )
+
+    def momentum(grads):
+        state = linear.init(jnp.zeros((1, 1)))
+        for grad in grads:
+            updates, state = linear.update(jnp.full((1, 1), grad), state)
+        return 1e9 * updates[0, 0]
+
+    expected = [momentum(row) for row in np.eye(count)]
+    last, norm = muon.momentum_weights(count)
+    np.testing.assert_allclose(last, expected[-1], rtol=1e-4)
+    np.testing.assert_allclose(norm, np.linalg.norm(expected), rtol=1e-4)
+
+
+def test_the_corrected_muon_has_less_bias(monkeypatch):
+    """A noise and its opposite leave the bias alone, to the second order."""
+    monkeypatch.setattr(muon, "KERNELS", {"w": muon._AS_MATRIX, "b": None})
+    plain, stddev = muon.muon(1.0), 0.05
+    params = {"w": jnp.zeros((1, 1, 8, 4)), "b": jnp.zeros(4)}
+    grads = optax.tree.random_like(jax.random.key(4), params)
+
+    def update(optimizer, grads):
+        return optimizer.update(grads, optimizer.init(params), params)[0]
+
+    exact = update(plain, grads)
+
+    def bias(make):
+        def mean_of_two(key):
+            noise = optax.tree.random_like(jax.random.fold_in(key, 0), params)
+            at = lambda sign: optax.tree.add_scale(grads, sign * stddev, noise)
+            first, second = (update(make(key), at(sign))["w"] for sign in (1, -1))
+            return (first + second) / 2 - exact["w"]
+
+        keys = jax.random.split(jax.random.key(3), 20_000)
+        found = jax.lax.map(mean_of_two, keys, batch_size=500)
+        return jnp.linalg.norm(found.mean(0))
+
+    corrected = lambda stddev: lambda key: muon.corrected(plain, stddev, key)
+    assert bias(corrected(stddev)) < 0.3 * bias(lambda _: plain)
+    # With no noise to correct it is Muon.
+    chex.assert_trees_all_close(
+        update(corrected(0.0)(jax.random.key(0)), grads), exact, rtol=1e-5
+    )
