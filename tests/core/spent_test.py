@@ -315,7 +315,7 @@ def test_the_steps_of_a_checkpoint_are_not_given_once_more(tmp_path):
 def test_a_run_that_ended_early_goes_on_and_counts_once(tmp_path, how):
     key = jax.random.key(3)
     total = lambda n: accounting.compose([OTHER, (MECHANISM, n)])
-    end = {"callback": stop_after(5)}
+    end = {"callbacks": stop_after(5)}
     if how == "budget":
         end = {"target_epsilon": total(5).epsilon(DELTA) + 1e-6}
     options = dict(key=key, spent=[OTHER])
