@@ -230,7 +230,7 @@ def _differences(tested: Groups) -> dict[tuple[str, float], str]:
             if len(gains) > 1:
                 error = statistics.stdev(gains) / len(gains) ** 0.5
                 cell = f"{statistics.fmean(gains):+.2f} ± {error:.2f}"
-                cells[f"{changed} less {other}", epsilon] = cell
+                cells[f"{changed} minus {other}", epsilon] = cell
     return cells
 
 
