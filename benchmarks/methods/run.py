@@ -165,7 +165,7 @@ def ranks(found: Scores) -> dict[str, float]:
 
 
 def critical_difference(num_methods: int, num_blocks: int) -> float:
-    """The least significant difference of mean ranks, by Nemenyi's test at five percent."""
+    """The least significant difference of mean ranks, by Nemenyi's test at 5 %."""
     q = scipy.stats.studentized_range.ppf(0.95, num_methods, np.inf) / math.sqrt(2)
     return float(q * math.sqrt(num_methods * (num_methods + 1) / (6 * num_blocks)))
 
@@ -186,9 +186,10 @@ def _ranks(found: Scores) -> str:
     difference = critical_difference(len(methods), len(blocks))
     body = [[name, f"{rank:.1f}"] for name, rank in ranks(found).items()]
     return (
-        f"Mean ranks over {len(blocks)} blocks. Two methods differ significantly if their"
-        f" ranks differ by {difference:.1f} or more. Friedman's test, of whether any"
-        f" methods differ, has p = {test.pvalue:.2g}:\n\n" + markdown(["method", "mean rank"], body)
+        f"Mean ranks over {len(blocks)} blocks. Two methods differ significantly if"
+        f" their ranks differ by {difference:.1f} or more. Friedman's test, of whether"
+        f" any methods differ, has p = {test.pvalue:.2g}:\n\n"
+        f"{markdown(['method', 'mean rank'], body)}"
     )
 
 
