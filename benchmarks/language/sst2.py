@@ -187,7 +187,7 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], records.Row]:
 
 
 def search_epsilon(way: str, num_train: int) -> float:
-    """Epsilon of a search whose number of trials is random; only the best is released."""
+    """Epsilon of a search with a random number of trials; only the best is released."""
     mechanism = setting(way, "DP-Adam", EPSILON_OF_TRIALS, 1.0).mechanism(num_train)
     number = max(len(several) for several in WAYS[way].learning_rates.values())
     trials, delta = accounting.GeometricTrials(number), finetune.TARGET_DELTA
