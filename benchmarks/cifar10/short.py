@@ -85,8 +85,8 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
         "moments": PLAN.results_table(get, _moments),
         "trials": f"{PLAN.trials_table(get)}\n\nOne trial has"
         f" ε {tuned.of_one_trial:.2f}. A search with {len(PLAIN)} expected trials of"
-        " one optimizer, each with its own key and their number random (geometric), costs"
-        f" ε {tuned.epsilon:.2f} if it releases only the best trial, and"
+        " one optimizer, each with its own key and their number random (geometric),"
+        f" costs ε {tuned.epsilon:.2f} if it releases only the best trial, and"
         f" {tuned.of_composition:.2f} if it releases all.",
     }
 
