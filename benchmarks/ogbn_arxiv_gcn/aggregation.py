@@ -295,7 +295,9 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
         "nodes alone, no neighbors at prediction": test(alone, "alone", is_alone=True),
         "private aggregation": test(found, "inductive"),
         "private aggregation, noise at prediction too": test(found, "with noise"),
-        "encoder of private aggregation, without the rest": test(found, "inductive", "encoder_accuracy"),
+        "encoder of private aggregation, without the rest": test(
+            found, "inductive", "encoder_accuracy"
+        ),
         "settings": [_setting(found[METHOD, t, False]) for t in targets],
     }
     head = ["trained", *(f"ε = {target:g}" for target in targets)]

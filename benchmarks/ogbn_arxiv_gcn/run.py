@@ -107,7 +107,10 @@ TABLES: dict[str, tuple[bool, Callable[[list[Row]], str]]] = {
         False,
         lambda rows: f"{rows[0]['epsilon_at_other_delta']:.2f}",
     ),
-    "Private, trained on nodes alone and tested without neighbors:": (True, tested("alone")),
+    "Private, trained on nodes alone and tested without neighbors:": (
+        True,
+        tested("alone"),
+    ),
     "Trained on nodes alone and tested with neighbors (inductive):": (True, INDUCTIVE),
     "Trained on nodes alone, by the mean of the last iterates:": (True, AVERAGED),
     "Settings of training on nodes alone:": (True, _setting),
