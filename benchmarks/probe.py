@@ -230,7 +230,7 @@ def _differences(tested: Groups) -> dict[tuple[str, float], str]:
             if len(gains) > 1:
                 error = statistics.stdev(gains) / len(gains) ** 0.5
                 cell = f"{statistics.fmean(gains):+.2f} ± {error:.2f}"
-                cells[f"{changed} less {other}", epsilon] = cell
+                cells[f"{changed} minus {other}", epsilon] = cell
     return cells
 
 
@@ -252,13 +252,13 @@ def _best_and_median(rows: Sequence[Row]) -> str:
 
 
 def tables(rows: Sequence[Row], goals: Mapping[float, float]) -> dict[str, str]:
-    """On test examples; the last two of the searches."""
+    """Tables of test accuracy and differences, and of the settings and trials."""
     tested, trials = (_grouped(rows, x) for x in ("probe", "trial of the probe"))
     make = lambda groups, cell: {key: cell(of) for key, of in groups.items()}
     accuracies = make(tested, lambda of: spread([row["accuracy"] for row in of]))
     for (_, epsilon), of in tested.items():
         cost = f"{of[-1]['search_epsilon']:.2f}"
-        accuracies["ε of a search alone", epsilon] = cost
+        accuracies["ε of the search", epsilon] = cost
     accuracies |= {("goal", epsilon): f"{100 * x:g}" for epsilon, x in goals.items()}
     found = {
         "accuracy": by_epsilon("optimizer", accuracies),

@@ -38,17 +38,18 @@ Find = Callable[[Cell], Row | None]
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is trained and how it is told.
+    """A set of trainings, with its tables and pictures.
 
     Attributes:
       results: the file with a line for each cell.
-      cells: in the order in which they are made. It is given what finds the row of a
-        cell, since what comes later may depend on it.
-      prepare: loads the data, once, of the arguments; returns what trains a cell.
-      tables: of all rows, by name; `benchmarks.pages` puts them into the page.
-      pictures: of all rows, by the name of a file beside the results.
-      options: adds those of this study alone.
-      complete: adds to a row what identities have had since it was written.
+      cells: the cells, in the order in which they are made. Its first argument finds
+        the row of a cell, since later cells may depend on earlier rows.
+      prepare: loads the data once; returns a function that trains a cell.
+      tables: makes tables of all rows, by name, which `benchmarks.pages` puts into
+        the page.
+      pictures: draws all rows, by the name of a file next to the results.
+      options: adds the options of this study.
+      complete: adds to a row the fields that identities have gained since.
       needs_data: whether it trains with --data-dir, or else with --run.
     """
 
@@ -64,23 +65,23 @@ class Study:
     def parser(self, doc: str | None) -> argparse.ArgumentParser:
         made = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
         if self.needs_data:
-            told = "trains, where given"
+            told = "trains, if given"
             made.add_argument("--data-dir", type=pathlib.Path, help=told)
         else:
-            told = "makes all that is not on record"
+            told = "makes every row that is not on record"
             made.add_argument("--run", dest="data_dir", action="store_true", help=told)
         made.add_argument(
             "--cache-dir",
             type=pathlib.Path,
             default=pathlib.Path("~/.cache/dpadambc").expanduser(),
-            help="of features and of states to go on from",
+            help="for features and for states to resume from",
         )
         made.add_argument("--output", type=pathlib.Path, default=self.results)
-        made.add_argument("--method", nargs="+", help="these alone")
-        alone = "these alone; none is without privacy"
-        made.add_argument("--epsilon", nargs="+", type=_epsilon, help=alone)
-        made.add_argument("--seed", nargs="+", type=int, help="these alone")
-        made.add_argument("--pictures", action="store_true", help="draws them")
+        made.add_argument("--method", nargs="+", help="only these")
+        only = "only these; none is without privacy"
+        made.add_argument("--epsilon", nargs="+", type=_epsilon, help=only)
+        made.add_argument("--seed", nargs="+", type=int, help="only these")
+        made.add_argument("--pictures", action="store_true", help="draws the pictures")
         self.options(made)
         return made
 

@@ -1,17 +1,17 @@
-"""Which films did this batch rate? Told from one noised gradient, without guessing.
+"""Which films did this batch rate? One noised gradient shows it, without guessing.
 
     python -m benchmarks.audit.films --data-dir DIR
     python -m benchmarks.audit.films                 # the table
 
 A batch of 32 users of MovieLens-100k has one noised gradient of an embedding of all
 films. A film that nobody in the batch rated has the sum 0 in all 16 coordinates, so
-what is released there is noise alone. Two attacks know the library and its public
+the released numbers there are pure noise. Two attacks know the library and its public
 numbers, and nothing of the users:
 
-* *values*: float32 noise is one of finitely many numbers. A film is told unused where
+* *values*: float32 noise is one of finitely many numbers. A film is called unused where
   all of its coordinates are among them.
-* *low bits*: how often noise alone ends in how many zeros, by its exponent, and how
-  often a sum with noise does, from draws of the attacker's own. A film is told unused
+* *low bits*: the number of zeros that pure noise ends in, by its exponent, and that a
+  sum with noise ends in, from the attacker's own draws. A film is called unused
   where its bits are a thousand times as likely without a sum.
 
 Both are tried on this library and Optax, and on jax_privacy and Opacus where these are
@@ -196,7 +196,7 @@ def low_bits(contender: Contender, noised: np.ndarray, num_draws: int) -> np.nda
 def attack(
     contender: Contender, gradients: np.ndarray, is_used: np.ndarray, num_draws: int
 ) -> Row:
-    """What both attacks tell of one noised gradient."""
+    """The films that both attacks identify from one noised gradient."""
     noised = contender.release(gradients, 0)
     log_ratios = low_bits(contender, noised, num_draws)
     told = {
@@ -226,7 +226,7 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], Row]:
 
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:
-    """Of the films that nobody rated, and of those that somebody did, how many."""
+    """Counts the unrated films that attacks find, and the rated films they mistake."""
     body = []
     for row in rows:
         told = [
@@ -237,7 +237,7 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
         name = f"{row['library']} {row['version']}".strip()
         body.append([name, *told, f"{row['area']:.3f}"])
     by = ("values", "low bits")
-    pairs = [(f"unused told by {attack}", "used mistaken") for attack in by]
+    pairs = [(f"unused films found by {attack}", "used ones mistaken") for attack in by]
     head = ["noise", *itertools.chain.from_iterable(pairs), "area"]
     return {"films": markdown(head, body)}
 

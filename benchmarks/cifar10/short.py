@@ -83,10 +83,11 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
     return {
         "accuracy": PLAN.results_table(get, PLAN.accuracy),
         "moments": PLAN.results_table(get, _moments),
-        "trials": f"{PLAN.trials_table(get)}\n\nA trial alone has ε"
-        f" {tuned.of_one_trial:.2f}. A search of {len(PLAIN)} trials of one optimizer,"
-        " with keys of their own, their number random (geometric) and only the best"
-        f" told, costs ε {tuned.epsilon:.2f}; all told, {tuned.of_composition:.2f}.",
+        "trials": f"{PLAN.trials_table(get)}\n\nOne trial has"
+        f" ε {tuned.of_one_trial:.2f}. A search with {len(PLAIN)} expected trials of"
+        " one optimizer, each with its own key and their number random (geometric),"
+        f" costs ε {tuned.epsilon:.2f} if it releases only the best trial, and"
+        f" {tuned.of_composition:.2f} if it releases all.",
     }
 
 

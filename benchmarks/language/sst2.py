@@ -187,7 +187,7 @@ def prepare(arguments: argparse.Namespace) -> Callable[[Cell], records.Row]:
 
 
 def search_epsilon(way: str, num_train: int) -> float:
-    """Of a search of as many trials, their number random and only the best told."""
+    """Epsilon of a search with a random number of trials; only the best is released."""
     mechanism = setting(way, "DP-Adam", EPSILON_OF_TRIALS, 1.0).mechanism(num_train)
     number = max(len(several) for several in WAYS[way].learning_rates.values())
     trials, delta = accounting.GeometricTrials(number), finetune.TARGET_DELTA
@@ -211,7 +211,7 @@ def tables_of_sizes(get: rates.Get) -> dict[str, str]:
 
 
 def tables(rows: Sequence[records.Row]) -> dict[str, str]:
-    """Those of each way that there is something of."""
+    """The tables of each way that has rows."""
     get, found = rates.reader(rows, identity), {}
     for way, (*_, several, _) in WAYS.items():
         known = [row for row in rows if row["setting"]["way"] == way]
@@ -222,7 +222,7 @@ def tables(rows: Sequence[records.Row]) -> dict[str, str]:
             found[f"{way}, trials"] = plan(way).trials_table(get)
             if max(map(len, several.values())) > 1:
                 spent = search_epsilon(way, known[0]["num_examples"])
-                found[f"{way}, trials"] += f"\n\nA search alone costs ε {spent:.2f}."
+                found[f"{way}, trials"] += f"\n\nThe search costs ε {spent:.2f}."
     return found | tables_of_sizes(get)
 
 

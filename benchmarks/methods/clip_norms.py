@@ -57,7 +57,7 @@ def lines(rows: Sequence[Row]) -> dict[tuple[str, str], np.ndarray]:
 
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:
-    header = ["task", "rule", *(f"C = {c:g}" for c in CLIP_NORMS), "best less worst"]
+    header = ["task", "rule", *(f"C = {c:g}" for c in CLIP_NORMS), "best minus worst"]
     body = [
         [*names, *(f"{x:.1f}" for x in (*line, line.max() - line.min()))]
         for names, line in lines(rows).items()

@@ -1,4 +1,4 @@
-"""A learning rate without a search: of the steps, and of the size of an input.
+"""A learning rate without a search, from the number of steps and the size of an input.
 
     python -m benchmarks.methods.recipe --data-dir DIR [--task NAME ...]
     python -m benchmarks.methods.recipe                              # the tables
@@ -34,7 +34,7 @@ EPSILONS = sorted(run.EPSILONS)
 
 
 def learning_rate(reach: float, task: tasks.Task, examples: Data) -> float:
-    """What moves an output of the first layer by the reach, in all steps together."""
+    """The rate with which all steps together move a first-layer output by the reach."""
     size = float(jnp.mean(jnp.sum(jnp.abs(examples.features), axis=1)))
     return reach / (task.iterations * size)
 

@@ -165,7 +165,7 @@ def ranks(found: Scores) -> dict[str, float]:
 
 
 def critical_difference(num_methods: int, num_blocks: int) -> float:
-    """Of mean ranks, by Nemenyi's test at the level of five percent."""
+    """The least significant difference of mean ranks, by Nemenyi's test at 5 %."""
     q = scipy.stats.studentized_range.ppf(0.95, num_methods, np.inf) / math.sqrt(2)
     return float(q * math.sqrt(num_methods * (num_methods + 1) / (6 * num_blocks)))
 
@@ -179,21 +179,22 @@ def _accuracies(found: Scores, task: str) -> str:
 
 
 def _ranks(found: Scores) -> str:
-    """With the difference that tells methods apart, and whether any differ at all."""
+    """Mean ranks, the significant difference, and a test of whether any differ."""
     methods, blocks = compared(found)
     columns = [[mean(found[block][name]) for block in blocks] for name in methods]
     test: Any = scipy.stats.friedmanchisquare(*columns)
     difference = critical_difference(len(methods), len(blocks))
     body = [[name, f"{rank:.1f}"] for name, rank in ranks(found).items()]
     return (
-        f"Mean ranks over {len(blocks)} blocks; two methods are told apart by a"
-        f" difference of {difference:.1f} (that any differ: p = {test.pvalue:.2g},"
-        " Friedman's test):\n\n" + markdown(["method", "mean rank"], body)
+        f"Mean ranks over {len(blocks)} blocks. Two methods differ significantly if"
+        f" their ranks differ by {difference:.1f} or more. Friedman's test, of whether"
+        f" any methods differ, has p = {test.pvalue:.2g}:\n\n"
+        f"{markdown(['method', 'mean rank'], body)}"
     )
 
 
 def differences(found: Scores, method: str, other: str) -> dict[Block, float]:
-    """Of the mean accuracy in each block that has both, in points."""
+    """Differences of mean accuracy in points, in each block that has both methods."""
     both = {block: x for block, x in found.items() if method in x and other in x}
     return {b: 100 * (mean(x[method]) - mean(x[other])) for b, x in both.items()}
 
@@ -220,12 +221,12 @@ def _pairs(found: Scores) -> str:
         points, test = compared_by_task(found, method, other)
         won = f"{sum(x > 0 for x in points)} of {len(points)}"
         cells = f"{mean(points):+.2f}", won, f"{test.pvalue:.2f}"
-        body.append([f"{method} less {other}", *cells])
+        body.append([f"{method} minus {other}", *cells])
     return markdown(["", "points, mean", "blocks better", "p, by task"], body)
 
 
 def tune_once(found: Mapping[Line, np.ndarray], tuned_at: float = 3.0) -> str:
-    """What is lost where the best trial at one epsilon is taken at the others.
+    """Points lost by using the best trial at one epsilon at the other epsilons.
 
     On validation examples, where all trials have been at every epsilon: the best of a
     few trials is too good there by chance, so a part of the loss is that.

@@ -4,10 +4,10 @@ r"""Private aggregation: noise on the sums over neighbors, once, and not on grad
 
 After GAP (`Sajadmanesh et al. 2023 <https://arxiv.org/abs/2203.00949>`_), for nodes: an
 encoder is trained on nodes alone, its rows of length one are summed over neighbors, and
-a classifier is trained on what a node has and receives. Each is a sum of one clipped
-term for each node, of length C, sqrt(K) and C; README.md has the proof. Prediction as
-in the other studies reads exact sums and is *not private*; beside it is prediction from
-sums with noise.
+a classifier is trained on a node's own row and the rows it receives. Each is a sum of
+one clipped term for each node, of length C, sqrt(K) and C; README.md has the proof.
+Prediction reads exact sums, as in the other studies, and is *not private*; the table
+also has prediction from sums with noise.
 """
 
 import dataclasses
@@ -283,7 +283,7 @@ def _setting(rows: Sequence[Row]) -> str:
 
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:
-    """Against nodes alone at the whole epsilon."""
+    """Compares with training on nodes alone at the whole epsilon."""
     found = laboratory.lines(rows)
     alone = laboratory.lines(run.searched(rows[0]["graph"]))
     targets = sorted(target for _, target, _ in found if target is not None)
@@ -294,8 +294,10 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
         "nodes alone": test(alone, "inductive", is_alone=True),
         "nodes alone, no neighbors at prediction": test(alone, "alone", is_alone=True),
         "private aggregation": test(found, "inductive"),
-        "the same, noise at prediction too": test(found, "with noise"),
-        "its encoder without the rest": test(found, "inductive", "encoder_accuracy"),
+        "private aggregation, noise at prediction too": test(found, "with noise"),
+        "encoder of private aggregation, without the rest": test(
+            found, "inductive", "encoder_accuracy"
+        ),
         "settings": [_setting(found[METHOD, t, False]) for t in targets],
     }
     head = ["trained", *(f"ε = {target:g}" for target in targets)]

@@ -5,7 +5,7 @@
 
 For every optimizer and epsilon ten settings are drawn and tried, the best three of them
 once more with other noise, and the one with the best mean validation accuracy is
-trained anew with each of five seeds. At epsilon 6 and 1 only the five settings are
+trained again with each of five seeds. At epsilon 6 and 1 only the five settings are
 tried that did best for the optimizer at epsilon 3. Epsilon is that of *one* such
 training; it does not account for the search.
 
@@ -37,7 +37,7 @@ def searched(graph: str) -> list[Row]:
 
 
 def trials() -> Iterator[list[settings.Setting]]:
-    """Of each line of the table: of every limit, and of every optimizer."""
+    """The trials of each line of the table: every limit, and every optimizer."""
     for alone in (False, True):
         yield settings.trials(experiment.NON_PRIVATE, None, alone)
     for target in settings.TARGET_EPSILONS:
@@ -56,7 +56,7 @@ def cells(find: Find, graph: str) -> Iterator[Cell]:
 
 
 def of_lines(found: Found, is_alone: bool, cell: Callable[[list[Row]], str]) -> str:
-    """The private lines: of nodes alone, or of those with neighbors."""
+    """The private lines, trained on nodes alone or with neighbors."""
     cells = {
         (method, epsilon): cell(rows)
         for method in settings.PRIVATE
@@ -78,7 +78,7 @@ def _setting(rows: list[Row]) -> str:
 
 
 def without_privacy(found: Found) -> str:
-    """The lines that private training is compared with."""
+    """The lines without privacy, for comparison."""
     names = {False: "with neighbors", True: "nodes alone"}
     ways = ("inductive", "transductive", "alone")
     body = [
@@ -94,23 +94,26 @@ def tested(how: str, which: str = "accuracy") -> Callable[[list[Row]], str]:
 
 
 INDUCTIVE, AVERAGED = tested("inductive"), tested("inductive", "averaged_accuracy")
-# By title: of nodes alone or not, and what is in a cell.
+# By title: whether training is on nodes alone, and a function that makes a cell.
 TABLES: dict[str, tuple[bool, Callable[[list[Row]], str]]] = {
     "Private, trained and tested with neighbors (inductive):": (False, INDUCTIVE),
-    "The same, the mean of the last iterates:": (False, AVERAGED),
+    "The same, by the mean of the last iterates:": (False, AVERAGED),
     "The same, tested with the edges to training nodes (transductive):": (
         False,
         tested("transductive"),
     ),
     "Settings:": (False, _setting),
-    "Epsilon at the other delta:": (
+    f"Epsilon at δ = {settings.OTHER_DELTA:g}:": (
         False,
         lambda rows: f"{rows[0]['epsilon_at_other_delta']:.2f}",
     ),
-    "Private, trained on nodes alone, and tested so:": (True, tested("alone")),
-    "Trained on nodes alone, and tested with neighbors (inductive):": (True, INDUCTIVE),
-    "The same, the mean of its last iterates:": (True, AVERAGED),
-    "Its settings:": (True, _setting),
+    "Private, trained on nodes alone and tested without neighbors:": (
+        True,
+        tested("alone"),
+    ),
+    "Trained on nodes alone and tested with neighbors (inductive):": (True, INDUCTIVE),
+    "Trained on nodes alone, by the mean of the last iterates:": (True, AVERAGED),
+    "Settings of training on nodes alone:": (True, _setting),
 }
 
 

@@ -1,4 +1,4 @@
-"""What the papers published, beside what was found here.
+"""Compares the numbers of the papers with the numbers found here.
 
     python -m benchmarks.published.run [--run]
 
@@ -28,7 +28,7 @@ FOLDER = pathlib.Path(__file__).parent
 RESULTS = FOLDER / "results.jsonl"
 NUMBERS = FOLDER / "numbers.json"
 CIFAR10 = FOLDER.parent / "cifar10" / "published.jsonl"
-HEADER = ("published in", "what", "published", "ours", "differs in", "verdict")
+HEADER = ("published in", "quantity", "published", "ours", "differs in", "verdict")
 SEEDS = range(10)
 NUM_COORDINATES = 10_000
 

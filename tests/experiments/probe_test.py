@@ -86,7 +86,7 @@ def test_the_tables_are_of_what_is_on_record(study):
     private_less = f"Without privacy: {100 * row['accuracy']:.2f}."
     assert tables["without privacy"] == private_less
     gains = [100 * (tested[i]["accuracy"] - tested[2 + i]["accuracy"]) for i in (0, 1)]
-    line = f"| DP-AdamBC less floor alone | {np.mean(gains):+.2f} ±"
+    line = f"| DP-AdamBC minus floor alone | {np.mean(gains):+.2f} ±"
     assert line in tables["differences"]
 
 
