@@ -9,6 +9,7 @@ import pytest
 import dpadambc
 from dpadambc import audit
 from tests import common
+from tests.audit import zoo
 
 MECHANISM = common.poisson_gaussian(normalize_by=10)
 NOISE = MECHANISM.noise_stddev
@@ -27,8 +28,8 @@ def clipped(params, x, mask):
     return weights @ jnp.where(jnp.isfinite(grads), grads, 0) / 10
 
 
-def noised(key, x):
-    return x + NOISE * jax.random.normal(key, x.shape)
+def noised(key, x, level=NOISE):
+    return zoo.add(x, zoo.noise_like(key, x, level))
 
 
 def step(state, x, is_padding_example=None):
@@ -234,7 +235,7 @@ def test_each_parameter_is_compared_with_its_own_noise(factor):
         total = clipped(sum(params.values())[:20], x, is_padding_example)
         grad = jnp.pad(total, (0, 10))
         private = {
-            name: grad * shares[name] + level * jax.random.normal(own, (30,))
+            name: noised(own, grad * shares[name], level)
             for (name, level), own in zip(levels.items(), keys, strict=True)
         }
         return key, jax.tree.map(jnp.subtract, params, private)
