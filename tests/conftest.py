@@ -111,12 +111,19 @@ def x64():
 
 @pytest.fixture
 def without_nonces(monkeypatch, one_identity):
-    """Noise and batches of the key and the step alone, where rounding differs.
-
-    And of one array at a time, as it is drawn on several devices.
-    """
-    from dpadambc.core import noise, normals
+    """Noise and batches of the key and the step alone, where rounding differs."""
+    from dpadambc.core import noise
 
     monkeypatch.setattr(noise, "key_of_step", lambda key, *_: key)
-    one_by_one = lambda sizes: [[i] for i in range(len(sizes))]
-    monkeypatch.setattr(normals, "_groups", one_by_one)
+
+
+@pytest.fixture
+def each_array_is_drawn_alone(monkeypatch):
+    """As on a mesh. Elsewhere arrays are drawn together, which draws other numbers."""
+    from dpadambc.core import noise, normals
+
+    noise.noised.clear_cache()
+    alone = lambda sizes: [[i] for i in range(len(sizes))]
+    monkeypatch.setattr(normals, "_groups", alone)
+    yield
+    noise.noised.clear_cache()

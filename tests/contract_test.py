@@ -24,7 +24,6 @@ from jax.sharding import PartitionSpec as P
 
 import dpadambc
 from dpadambc import contrib
-from dpadambc.core import noise, normals
 from tests import api_test, common
 
 KEY = jax.random.key(0)
@@ -501,18 +500,10 @@ def types(tree):
 
 
 @pytest.fixture
-def each_array_is_drawn_alone(monkeypatch):
-    """As on a mesh. Elsewhere arrays are drawn together, which draws other numbers."""
-
-    def forget():
-        noise.noised.clear_cache()
-        on_one_device.cache_clear()
-
-    forget()
-    alone = lambda sizes: [[i] for i in range(len(sizes))]
-    monkeypatch.setattr(normals, "_groups", alone)
+def without_cached_results(each_array_is_drawn_alone):
+    on_one_device.cache_clear()
     yield
-    forget()
+    on_one_device.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -525,7 +516,7 @@ def each_array_is_drawn_alone(monkeypatch):
     + [common.slow(name, kind, True) for name in sorted(LEADING) for kind in KINDS]
     + [("dp_adamw_bc", kind, False) for kind in KINDS],
 )
-@pytest.mark.usefixtures("without_nonces", "each_array_is_drawn_alone")
+@pytest.mark.usefixtures("without_nonces", "without_cached_results")
 def test_steps_on_a_mesh_are_those_of_one_device(name, kind, enter):
     dtype = dtype_of(name)
     with on_mesh(kind, dtype, enter) as (params, batches):

@@ -375,7 +375,7 @@ def test_seal_and_mask_come_out_of_the_scaling_as_they_went_in(count):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_nonces")
+@pytest.mark.usefixtures("without_nonces", "each_array_is_drawn_alone")
 def test_gradients_of_several_devices_are_summed_between_clip_and_noise():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     params = of_float32(PARAMS)

@@ -463,7 +463,7 @@ def test_how_a_step_is_computed_does_not_change_it(options):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_nonces")
+@pytest.mark.usefixtures("without_nonces", "each_array_is_drawn_alone")
 def test_a_run_on_several_devices_counts_all_votes():
     kinds = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((4,), ("data",), kinds, devices=jax.devices()[:4])
@@ -545,7 +545,7 @@ def test_a_bound_in_float32_does_not_lengthen_what_is_in_float64(x64, bound):
 
 @pytest.mark.slow
 @BOTH
-@pytest.mark.usefixtures("without_nonces")
+@pytest.mark.usefixtures("without_nonces", "each_array_is_drawn_alone")
 def test_on_an_explicit_mesh_it_moves_as_on_one_device(rule):
     own = rule(INNER)
     step = training.Step(LOSS, own, optax.sgd(0.1), microbatch_size=16)
