@@ -106,7 +106,7 @@ def test_it_is_the_algorithm_over_several_steps(factored, x64, monkeypatch):
         drawn.clear()
         expected = looped(batches, draws, decay, 1.0, factored)
         for private, both in zip(found, expected, strict=True):
-            chex.assert_trees_all_close(private, both[at], rtol=1e-10)
+            chex.assert_trees_all_close(private, both[at], rtol=1e-10, atol=1e-15)
 
 
 def in_state(tx, params, draw):
