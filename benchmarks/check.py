@@ -165,8 +165,8 @@ def of_the_optimizers() -> Iterator[tuple[str, str]]:
     """The recipe, the correction and its control, on tasks of examples."""
     level = in_the_mean(RECIPE, "DP-Adam")
     yield README, "an ordinary clip ({} points, p = {})".format(*level)
-    yield OPTIMIZERS, f"with DP-Adam: {level[0]} points in the mean over"
-    yield OPTIMIZERS, f"16 blocks (p = {level[1]}, where"
+    yield OPTIMIZERS, f"with DP-Adam: {level[0]} points on average over"
+    yield OPTIMIZERS, f"16 blocks (p = {level[1]}, counting"
     gain = in_the_mean("DP-AdamBC", "DP-Adam", 1)
     yield README, f"gains {gain[0][1:]} points over DP-Adam (p = {gain[1]})"
     for task in dict.fromkeys(task for task, _ in trials()):
