@@ -87,7 +87,7 @@ def corrected(
         return CorrectedState(jnp.zeros([], jnp.int32), optimizer.init(params))
 
     def update(updates, state, params=None):
-        count = optax.safe_increment(state.count)
+        count = jnp.asarray(optax.safe_increment(state.count))
         # In the last gradient alone, for as much noise in the momentum as it has.
         last, norm = momentum_weights(count)
         scale = noise_stddev * norm / last
@@ -111,7 +111,9 @@ def corrected(
 class Setting(cnn5_training.Setting):
     """One training with AUTO-S and Muon."""
 
-    is_automatic = True
+    @property
+    def is_automatic(self) -> bool:
+        return True
 
     def optimizer(self, noise_stddev: float) -> optax.GradientTransformation:
         own = muon(self.learning_rate)
