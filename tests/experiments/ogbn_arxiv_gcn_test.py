@@ -22,6 +22,7 @@ from benchmarks import experiment, records, theory
 from benchmarks.ogbn_arxiv_gcn import (
     aggregation,
     cora,
+    equal_batches,
     data,
     download,
     laboratory,
@@ -357,7 +358,7 @@ def test_an_archive_is_unpacked_without_its_outer_folder(tmp_path):
     assert found == {"README.md", "raw/edge.csv.gz", "split/time/test.csv.gz"}
 
 
-STUDIES = (run, aggregation, published, cora)
+STUDIES = (run, aggregation, equal_batches, published, cora)
 
 
 @pytest.mark.parametrize("module", STUDIES, ids=lambda module: module.__name__[26:])
