@@ -2,9 +2,9 @@
 
     python -m benchmarks.ogbn_arxiv_gcn.equal_batches [--data-dir DIR]
 
-Each takes the batches, steps and clip norm of the other, and its own learning rate. Four
-rates are tried once, and the best three once more with other noise. The rate with the
-best mean validation accuracy is trained with five seeds.
+Each takes the batches, steps and clip norm of the other, and its own learning rate.
+Four rates are tried once, and the best three once more with other noise. The rate with
+the best mean validation accuracy is trained with five seeds.
 """
 
 import dataclasses

@@ -22,9 +22,9 @@ from benchmarks import experiment, records, theory
 from benchmarks.ogbn_arxiv_gcn import (
     aggregation,
     cora,
-    equal_batches,
     data,
     download,
+    equal_batches,
     laboratory,
     model,
     published,
