@@ -92,6 +92,15 @@ def interrupt(progress):
         os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def handler():
+    """Python's own handler, also where the shell ignores Ctrl-C, as in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("handler")
 def test_a_run_that_is_interrupted_is_saved_and_goes_on(tmp_path, capsys):
     saved = lambda: training.Checkpoints(tmp_path, every=100)
     with pytest.raises(KeyboardInterrupt, match=r"step 2 of 4.* call goes on\."):
@@ -103,6 +112,7 @@ def test_a_run_that_is_interrupted_is_saved_and_goes_on(tmp_path, capsys):
     np.testing.assert_array_equal(result.params, fit().params)
 
 
+@pytest.mark.usefixtures("handler")
 def test_a_run_that_is_interrupted_says_what_is_lost():
     with pytest.raises(KeyboardInterrupt, match="step 2 of 4.* lost: with checkpoints"):
         fit(callbacks=interrupt)
