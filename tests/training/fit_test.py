@@ -94,7 +94,7 @@ def interrupt(progress):
 
 @pytest.fixture
 def handler():
-    """Python's own handler, also where the shell ignores Ctrl-C, as in the background."""
+    """Python's own handler, also in the background, where the shell ignores Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
