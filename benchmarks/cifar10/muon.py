@@ -149,9 +149,9 @@ def cells(find: Find, _: argparse.Namespace) -> Iterator[Cell]:
     methods = list(PLAN.learning_rates)
     yield from itertools.starmap(cell, PLAN.trials(methods))
     get = lambda *task: find(cell(*task))
-    for setting, seed, split in PLAN.results(get, methods):
-        if setting.method != RECIPE or seed not in short.PLAN.seeds:
-            yield cell(setting, seed, split)
+    for task in PLAN.results(get, methods):
+        if task[0].method != RECIPE or task[1] not in short.PLAN.seeds:
+            yield cell(*task)
 
 
 def tables(rows: Sequence[Row]) -> dict[str, str]:
@@ -164,18 +164,20 @@ def tables(rows: Sequence[Row]) -> dict[str, str]:
             of = setting(method, PLAN.epsilon_of_trials, rate)
             several = {seed: get(of, seed, "test") for seed in PLAN.seeds}
             found[method] = {k: row["accuracy"] for k, row in several.items() if row}
+    seeds = [x for x in PLAN.seeds if any(x in of for of in found.values())]
     score = lambda of, seed: f"{100 * of[seed]:.2f}" if seed in of else "-"
     body = [
         [
-            *(method, f"{PLAN.best(get, method):g}"),
-            *(score(of, seed) for seed in PLAN.seeds),
+            method,
+            f"{PLAN.best(get, method):g}",
+            *(score(of, seed) for seed in seeds),
             spread(list(of.values())),
         ]
         for method, of in found.items()
         if of
     ]
-    seeds = (f"seed {seed}" for seed in PLAN.seeds)
-    accuracy = markdown(["optimizer", "η", *seeds, "all"], body)
+    names = (f"seed {seed}" for seed in seeds)
+    accuracy = markdown(["optimizer", "η", *names, "all"], body)
     trials = dataclasses.replace(PLAN, learning_rates=SEARCHED).trials_table(get)
     return {"muon": accuracy, "muon, trials": trials}
 

@@ -31,11 +31,10 @@ FLOOR = 1.0  # what the search chose for DP-AdamBC, at every epsilon
 
 def trials(rows: Sequence[Row]) -> Iterator[list[settings.Setting]]:
     """The trials of each method and epsilon whose own batches are not the other's."""
-    for method, epsilon in itertools.product(METHODS, settings.TARGET_EPSILONS):
-        own, other = (
-            laboratory.chosen(rows, name, epsilon)
-            for name in sorted(METHODS, key=lambda name: name != method)
-        )
+    pairs = METHODS, METHODS[::-1]
+    for pair, epsilon in itertools.product(pairs, settings.TARGET_EPSILONS):
+        own, other = (laboratory.chosen(rows, name, epsilon) for name in pair)
+        method = own.method
         if own.expected_batch_size != other.expected_batch_size:
             taken = dataclasses.replace(other, method=method, floor=FLOOR)
             yield [
