@@ -69,8 +69,11 @@ SEARCHED = {
     NOT_PRIVATE: (2e-3, 1e-3, 4e-3),
 }
 FOR_LAST = SEARCHED | {experiment.AUTOMATIC: PLAIN}
-# One more for a block begun anew, whose trials are best at the largest.
-FOR_NEW = {method: (*several, 2 * max(several)) for method, several in SEARCHED.items()}
+# Larger ones too for a block begun anew, until the best is not the largest.
+FOR_NEW = {
+    method: (*several, 2 * max(several), 4 * max(several))
+    for method, several in SEARCHED.items()
+}
 FOR_LORA = {method: several[:1] for method, several in SEARCHED.items()}
 # Without noise, what did best in the last block's trials, of as many texts in a batch.
 FOR_SMALL = FOR_LORA | {NOT_PRIVATE: (1e-3,)}
