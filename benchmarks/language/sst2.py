@@ -71,7 +71,7 @@ SEARCHED = {
 FOR_LAST = SEARCHED | {experiment.AUTOMATIC: PLAIN}
 # Larger ones too for a block begun anew, until the best is not the largest.
 FOR_NEW = {
-    method: (*several, *(factor * max(several) for factor in (2, 4, 8, 16)))
+    method: (*several, *(factor * max(several) for factor in (2, 4, 8, 16, 32)))
     for method, several in SEARCHED.items()
 }
 FOR_LORA = {method: several[:1] for method, several in SEARCHED.items()}
