@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks import pages, records
+from benchmarks import pages, rates, records
 from benchmarks.cifar10 import published
+from benchmarks.language import sst2 as finetuned
 from benchmarks.methods import run as methods
 from benchmarks.speed import gpu
 
@@ -149,16 +150,13 @@ def bleu(epsilon: float | None, epochs: float) -> str:
     return f"{best['beam']['bleu']:.1f}"
 
 
-def sst2(way: str, epsilon: float | None, method: str) -> dict[int, float]:
-    found = (row for row in rows("language/sst2.jsonl") if row["split"] != "validation")
-    asked = way, epsilon, method
-    names = "way", "target_epsilon", "method"
-    of = lambda row: tuple(row["setting"][name] for name in names)
-    chosen = [row for row in found if of(row) == asked]
-    rates = collections.Counter(row["setting"]["learning_rate"] for row in chosen)
-    rate = rates.most_common(1)[0][0]
-    same = [row for row in chosen if row["setting"]["learning_rate"] == rate]
-    return {row["seed"]: row["accuracy"] for row in same}
+def sst2(way: str, epsilon: float | None, method: str) -> Seeds:
+    """Test accuracies at the rate of the best trial."""
+    get = rates.reader(rows("language/sst2.jsonl"), finetuned.identity)
+    tasks = finetuned.plan(way).results(get, [method])
+    asked = [task for task in tasks if task[0].target_epsilon == epsilon]
+    found = {seed: get(setting, seed, split) for setting, seed, split in asked}
+    return {seed: row["accuracy"] for seed, row in found.items() if row}
 
 
 def on_gpu(row: str, case: str = "private") -> tuple[float, float | None]:
@@ -215,12 +213,12 @@ def of_the_graph() -> Iterator[tuple[str, str]]:
     yield OPTIMIZERS, f"| 1, 3, 6, 12 | {listed(of, tuple(ADAM))} |"
     equal = paired(on_graph(MEAN, 12.0, "DP-AdamBC"), on_graph(MEAN, 12.0, RECIPE))
     yield OPTIMIZERS, f"is level with AUTO-S: {equal} by the mean"
-    rates = {3.0: 0.0062, 12.0: 0.0124}
+    by_epsilon = {3.0: 0.0062, 12.0: 0.0124}
     for which, words in (
         (LAST, "{} and {} at ε 3 and 12 by the last iterate"),
         (MEAN, "and {} and {} by the mean"),
     ):
-        found = (less_control(which, *rate) for rate in rates.items())
+        found = (less_control(which, *rate) for rate in by_epsilon.items())
         yield OPTIMIZERS, words.format(*found)
     for way in ("last block", "new last block"):
         pair = lambda e, w=way: [sst2(w, e, m) for m in ("DP-AdamBC", "DP-Adam")]
