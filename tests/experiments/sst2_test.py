@@ -173,9 +173,10 @@ def test_every_row_on_record_is_found_and_no_other_training_has_its_folder():
     known = {json.dumps(cell.identity) for cell in cells}
     names = "setting", "seed", "split"
     own = {json.dumps({name: row[name] for name in names}) for row in rows}
-    # Of earlier searches: tests of rates that were the best before there were more, two
-    # and those of the new last block, at five seeds, three epsilons and with no noise,
-    # and five trials of the whole model, which has one rate each, and are in its table.
+    # Of earlier searches: tests of the new last block at rates that did best before
+    # there were more (two, and five optimizers at three epsilons and one without noise,
+    # with five seeds); and five trials of the whole model, which has one rate each, and
+    # are in its table.
     assert len(own) == 305 and len(own - known) == 2 + 5 * (5 * 3 + 1) + 5
     assert len({finetune.folder_name(*cell.setting) for cell in cells}) == len(known)
 
